@@ -17,12 +17,16 @@ class BarMap {
   };
 
   BarMap() = default;
-  // The BARs as programmed in `config` (sizes by mask, addresses by value); absent ones match nothing.
+  // The BARs as programmed in `config` (sizes by mask, addresses by value); absent ones match nothing,
+  // nor do those at address 0, which have not been programmed.
   explicit BarMap(const ConfigSpace& config);
 
-  // The BAR that holds all of [address, address + bytes), nothing when none does or the range leaves it. bytes 0 counts as 1.
+  // The BAR that holds all of [address, address + bytes), nothing when none does or the range leaves it. bytes 0 counts
+  // as 1.
   std::optional<Hit> find(uint64_t address, uint64_t bytes) const;
-  // Addresses for every BAR of `config`, naturally aligned, ascending from `base`, none overlapping, none in the MSI window.
+  // Addresses for every BAR of `config`, naturally aligned, ascending from `base` (32-bit BARs first), none
+  // overlapping, none in the MSI window, never 0. 0 for absent BARs and for those that find no room: a 32-bit BAR with
+  // `base` above 4 GiB.
   static std::array<uint64_t, kBarCount> assign(const ConfigSpace& config, uint64_t base);
 
  private:

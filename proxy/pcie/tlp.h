@@ -28,21 +28,21 @@ inline constexpr uint64_t kPageBoundary = 4096;
 enum class TlpClass : uint8_t { kPosted, kNonPosted, kCompletion };
 
 enum class TlpType : uint8_t {
-  kMemRead,        // MRd
-  kMemWrite,       // MWr
-  kIoRead,         // IORd
-  kIoWrite,        // IOWr
-  kCfgRead0,       // CfgRd0
-  kCfgWrite0,      // CfgWr0
-  kCfgRead1,       // CfgRd1
-  kCfgWrite1,      // CfgWr1
-  kMessage,        // Msg
-  kMessageData,    // MsgD
-  kCompletion,     // Cpl
-  kCompletionData, // CplD
+  kMemRead,         // MRd
+  kMemWrite,        // MWr
+  kIoRead,          // IORd
+  kIoWrite,         // IOWr
+  kCfgRead0,        // CfgRd0
+  kCfgWrite0,       // CfgWr0
+  kCfgRead1,        // CfgRd1
+  kCfgWrite1,       // CfgWr1
+  kMessage,         // Msg
+  kMessageData,     // MsgD
+  kCompletion,      // Cpl
+  kCompletionData,  // CplD
   kFetchAdd,
   kSwap,
-  kCompareSwap,    // CAS
+  kCompareSwap,  // CAS
 };
 
 TlpClass class_of(TlpType type);
@@ -63,36 +63,38 @@ struct Tlp {
   TlpType type = TlpType::kMemRead;
 
   // --- every type
-  uint8_t traffic_class = 0;   // 3 bits
-  uint8_t attributes = 0;      // bit 0 no snoop, bit 1 relaxed ordering, bit 2 id-based ordering; carried, not acted on
-  bool poisoned = false;       // EP
+  uint8_t traffic_class = 0;  // 3 bits
+  uint8_t attributes = 0;     // bit 0 no snoop, bit 1 relaxed ordering, bit 2 id-based ordering; carried, not acted on
+  bool poisoned = false;      // EP
   RequesterId requester = 0;
-  uint16_t tag = 0;            // 10 bits
+  uint16_t tag = 0;  // 10 bits
 
   // --- requests
-  uint64_t address = 0;        // memory, IO, atomics: DW aligned (the byte enables say which bytes)
-  uint16_t length_dw = 0;      // 1 … 1024; of the payload, or of what is asked for. Cpl without data: 0
-  uint8_t first_be = 0;        // 4 bits
-  uint8_t last_be = 0;         // 4 bits
-  bool force_64bit_header = false;  // decode sets it when a 4 DW header carried an address below 4 GiB (an error by the spec)
+  uint64_t address = 0;    // memory, IO, atomics: DW aligned (the byte enables say which bytes)
+  uint16_t length_dw = 0;  // 1 … 1024; of the payload, or of what is asked for. Cpl without data: 0
+  uint8_t first_be = 0;    // 4 bits; reserved (0) in atomics
+  uint8_t last_be = 0;     // 4 bits; 0 when length_dw is 1
+  // decode sets it when a 4 DW header carried an address below 4 GiB (an error by the spec)
+  bool force_64bit_header = false;
 
   // --- configuration requests
-  uint16_t target = 0;         // bus, device, function
+  uint16_t target = 0;           // bus, device, function
   uint16_t config_register = 0;  // byte offset, DW aligned, < 4096
 
   // --- messages
   uint8_t message_code = 0;
-  uint8_t message_routing = 0; // 3 bits
-  uint64_t message_data = 0;   // bytes 8 … 15 of the header
+  uint8_t message_routing = 0;  // 3 bits
+  uint64_t message_data = 0;    // bytes 8 … 15 of the header
 
   // --- completions
   RequesterId completer = 0;
   CplStatus status = CplStatus::kSuccess;
   bool byte_count_modified = false;  // BCM: PCI-X bridges only; check() refuses it
-  uint16_t byte_count = 0;     // bytes left of the request, this piece included: 1 … 4096 (wire 0 = 4096)
-  uint8_t lower_address = 0;   // 7 bits
+  uint16_t byte_count = 0;           // bytes left of the request, this piece included: 1 … 4096 (wire 0 = 4096)
+  uint8_t lower_address = 0;         // 7 bits
 
-  // Exactly length_dw * 4 bytes for types with data, else empty. In memory order: byte 0 is the byte at the lowest address.
+  // Exactly length_dw * 4 bytes for types with data, else empty. In memory order: byte 0 is the byte at the lowest
+  // address.
   std::vector<std::byte> payload;
 
   bool operator==(const Tlp&) const = default;
@@ -103,6 +105,8 @@ bool has_data(TlpType type);
 // Checks every rule of the specification that can be checked on one TLP: lengths, payload size, byte enables, 4 KiB
 // crossing, alignment, reserved encodings, BCM, field widths. INVALID_ARGUMENT names the field.
 absl::Status check(const Tlp& tlp);
+// The same without the payload's size: for a header whose payload lies elsewhere.
+absl::Status check_header(const Tlp& tlp);
 
 // Appends header (3 or 4 DW, wire byte order) and payload to `out`. check() first; its error is returned and `out` is
 // untouched then.
@@ -111,6 +115,10 @@ absl::Status encode(const Tlp& tlp, std::vector<std::byte>& out);
 // not looked at; the caller vouches that length_dw * 4 bytes follow.
 absl::StatusOr<size_t> encode_header(const Tlp& tlp, std::span<std::byte, kMaxHeaderBytes> out);
 
+// Both decoders apply every rule of check() but one: an address below 4 GiB in a 4 DW header comes through with
+// force_64bit_header set, and check() refuses it. Reserved bits must be zero, so what is accepted encodes to the same
+// bytes.
+//
 // Decodes one whole TLP; `bytes` must end where the TLP ends. INVALID_ARGUMENT: malformed.
 absl::StatusOr<Tlp> decode(std::span<const std::byte> bytes);
 // Header only, for receivers that place the payload elsewhere: `bytes` starts with the header; returns the TLP without
