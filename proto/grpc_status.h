@@ -6,13 +6,11 @@
 
 #include <grpcpp/support/status.h>
 
-#include <string_view>
-
 #include "absl/status/status.h"
 
 namespace dxpu {
 
-inline constexpr std::string_view kRefusalUrl = "type.dxpu/dxpu.v1.RefusalDetails";
+inline constexpr char kRefusalUrl[] = "type.dxpu/dxpu.v1.RefusalDetails";
 
 grpc::Status to_grpc(const absl::Status& status);
 absl::Status to_absl(const grpc::Status& status);

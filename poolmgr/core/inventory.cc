@@ -4,14 +4,14 @@ namespace dxpu::poolmgr {
 namespace {
 
 template <typename Table>
-void erase_id(Table& table, std::string_view id) {
+void erase_id(Table& table, absl::string_view id) {
   auto it = table.find(id);
   if (it != table.end()) table.erase(it);
 }
 
 }  // namespace
 
-std::vector<const FunctionRecord*> Inventory::functions_of(std::string_view box_id) const {
+std::vector<const FunctionRecord*> Inventory::functions_of(absl::string_view box_id) const {
   std::vector<const FunctionRecord*> out;
   auto it = slots_of_box_.find(box_id);
   if (it == slots_of_box_.end()) return out;
@@ -20,7 +20,7 @@ std::vector<const FunctionRecord*> Inventory::functions_of(std::string_view box_
   return out;
 }
 
-std::vector<const AttachmentRecord*> Inventory::attachments_of_box(std::string_view box_id) const {
+std::vector<const AttachmentRecord*> Inventory::attachments_of_box(absl::string_view box_id) const {
   std::vector<const AttachmentRecord*> out;
   auto it = of_box_.find(box_id);
   if (it == of_box_.end()) return out;
@@ -28,7 +28,7 @@ std::vector<const AttachmentRecord*> Inventory::attachments_of_box(std::string_v
   return out;
 }
 
-std::vector<const AttachmentRecord*> Inventory::attachments_of_host(std::string_view host_id) const {
+std::vector<const AttachmentRecord*> Inventory::attachments_of_host(absl::string_view host_id) const {
   std::vector<const AttachmentRecord*> out;
   auto it = of_host_.find(host_id);
   if (it == of_host_.end()) return out;
@@ -36,12 +36,12 @@ std::vector<const AttachmentRecord*> Inventory::attachments_of_host(std::string_
   return out;
 }
 
-const AttachmentRecord* Inventory::holder_of_port(std::string_view host_id, uint32_t port) const {
+const AttachmentRecord* Inventory::holder_of_port(absl::string_view host_id, uint32_t port) const {
   auto it = of_port_.find(std::make_pair(std::string(host_id), port));
   return it == of_port_.end() ? nullptr : attachment(it->second);
 }
 
-const AttachmentRecord* Inventory::holder_of_function(std::string_view function_id) const {
+const AttachmentRecord* Inventory::holder_of_function(absl::string_view function_id) const {
   auto it = of_function_.find(function_id);
   return it == of_function_.end() ? nullptr : attachment(it->second);
 }
@@ -90,7 +90,7 @@ void Inventory::put(AttachmentRecord record) {
   attachments_.insert_or_assign(record.id, std::move(record));
 }
 
-void Inventory::erase_function(std::string_view id) {
+void Inventory::erase_function(absl::string_view id) {
   auto it = functions_.find(id);
   if (it == functions_.end()) return;
   auto slots = slots_of_box_.find(it->second.box_id);
@@ -101,7 +101,7 @@ void Inventory::erase_function(std::string_view id) {
   functions_.erase(it);
 }
 
-void Inventory::erase_box(std::string_view id) { erase_id(boxes_, id); }
-void Inventory::erase_host(std::string_view id) { erase_id(hosts_, id); }
+void Inventory::erase_box(absl::string_view id) { erase_id(boxes_, id); }
+void Inventory::erase_host(absl::string_view id) { erase_id(hosts_, id); }
 
 }  // namespace dxpu::poolmgr

@@ -18,23 +18,33 @@ constexpr uint32_t set_of(std::initializer_list<AttachmentState> states) {
   return bits;
 }
 
-// What may come after `from`. FREE comes after VALIDATING only: whatever a tenant could have touched is scrubbed and checked
-// first. A box that restarts or retries scrubs on its own, hence SCRUBBING and VALIDATING after the quiet states, and
-// DETACHING after them for a binding the pool manager does not know.
+// What may come after `from`. FREE comes after VALIDATING only: whatever a tenant could have touched is scrubbed and
+// checked first. A box that restarts or retries scrubs on its own, hence SCRUBBING and VALIDATING after the quiet
+// states, and DETACHING after them for a binding the pool manager does not know.
 constexpr uint32_t after(Lifecycle from) {
   using enum Lifecycle;
   switch (from) {
-    case kDiscovered: return set_of({kScrubbing, kValidating, kDetaching, kRetired});
-    case kScrubbing: return set_of({kValidating, kDetaching, kRetired});
-    case kValidating: return set_of({kFree, kScrubbing, kDetaching, kRetired});
-    case kFree: return set_of({kReserved, kScrubbing, kValidating, kDetaching, kRetired});
-    case kReserved: return set_of({kAttaching, kDetaching});
-    case kAttaching: return set_of({kAttached, kDetaching});
-    case kAttached: return set_of({kDraining, kDetaching});
-    case kDraining: return set_of({kDetaching});
+    case kDiscovered:
+      return set_of({kScrubbing, kValidating, kDetaching, kRetired});
+    case kScrubbing:
+      return set_of({kValidating, kDetaching, kRetired});
+    case kValidating:
+      return set_of({kFree, kScrubbing, kDetaching, kRetired});
+    case kFree:
+      return set_of({kReserved, kScrubbing, kValidating, kDetaching, kRetired});
+    case kReserved:
+      return set_of({kAttaching, kDetaching});
+    case kAttaching:
+      return set_of({kAttached, kDetaching});
+    case kAttached:
+      return set_of({kDraining, kDetaching});
+    case kDraining:
+      return set_of({kDetaching});
     // VALIDATING at once only when the box never served the binding: there is nothing to scrub.
-    case kDetaching: return set_of({kScrubbing, kValidating, kRetired});
-    case kRetired: return set_of({kDiscovered});
+    case kDetaching:
+      return set_of({kScrubbing, kValidating, kRetired});
+    case kRetired:
+      return set_of({kDiscovered});
   }
   return 0;
 }
@@ -42,18 +52,28 @@ constexpr uint32_t after(Lifecycle from) {
 constexpr uint32_t after(AttachmentState from) {
   using enum AttachmentState;
   switch (from) {
-    case kRequested: return set_of({kPlaced, kFailed});
-    case kPlaced: return set_of({kLinking, kUnplugging, kUnlinking});
-    case kLinking: return set_of({kPlugging, kAttached, kUnplugging, kUnlinking});
-    case kPlugging: return set_of({kAttached, kUnplugging, kUnlinking});
-    case kAttached: return set_of({kQuiescing, kUnplugging, kLost});
-    case kQuiescing: return set_of({kUnplugging, kUnlinking, kLost, kEnded, kFailed});
-    // Either side may let go first, so these two may come in either order.
-    case kUnplugging: return set_of({kUnlinking, kEnded, kFailed});
-    case kUnlinking: return set_of({kUnplugging, kEnded, kFailed});
-    case kLost: return set_of({kFailed});
-    case kEnded: return 0;
-    case kFailed: return 0;
+    case kRequested:
+      return set_of({kPlaced});
+    case kPlaced:
+      return set_of({kLinking, kUnlinking});
+    case kLinking:
+      return set_of({kPlugging, kUnplugging});
+    case kPlugging:
+      return set_of({kAttached, kUnplugging});
+    case kAttached:
+      return set_of({kQuiescing, kUnplugging, kLost});
+    case kQuiescing:
+      return set_of({kUnplugging});
+    // The box may have let go before the host did: then the port was the last thing held.
+    case kUnplugging:
+      return set_of({kUnlinking, kEnded, kFailed});
+    case kUnlinking:
+      return set_of({kEnded, kFailed});
+    case kLost:
+      return set_of({kFailed});
+    case kEnded:
+    case kFailed:
+      return 0;
   }
   return 0;
 }
@@ -65,8 +85,8 @@ bool may_follow(AttachmentState from, AttachmentState to) { return (after(from) 
 
 absl::Status move_to(FunctionRecord& function, Lifecycle to, absl::Time now, std::string reason) {
   if (!may_follow(function.lifecycle, to)) {
-    return absl::InternalError(absl::StrCat("function ", function.id, " can not go from ", to_string(function.lifecycle),
-                                            " to ", to_string(to), " (", reason, ")"));
+    return absl::InternalError(absl::StrCat("function ", function.id, " can not go from ",
+                                            to_string(function.lifecycle), " to ", to_string(to), " (", reason, ")"));
   }
   function.lifecycle = to;
   function.reason = std::move(reason);

@@ -1,7 +1,7 @@
 // The one place that says which state may follow which, for functions and for attachments.
 //
-// Everything that changes a lifecycle or an attachment state calls move_to(); nothing else assigns those fields. A step that
-// the table does not allow is INTERNAL: a fault of the caller's logic, never of an agent or an operator.
+// Everything that changes a lifecycle or an attachment state calls move_to(); nothing else assigns those fields. A step
+// that the table does not allow is INTERNAL: a fault of the caller's logic, never of an agent or an operator.
 #pragma once
 
 #include <string>

@@ -10,8 +10,8 @@ namespace dxpu::poolmgr {
 namespace {
 
 // Empty: it fits.
-std::string_view refusal_of(const FunctionRecord& f, const BoxRecord* box, bool box_available,
-                            const PlacementRequest& request) {
+absl::string_view refusal_of(const FunctionRecord& f, const BoxRecord* box, bool box_available,
+                             const PlacementRequest& request) {
   if (!request.function_id.empty() && f.id != request.function_id) return kNotThatFunction;
   if (!request.model.empty() && f.model != request.model) return kWrongModel;
   if (f.memory_bytes < request.min_memory_bytes) return kTooLittleMemory;
@@ -45,14 +45,14 @@ std::string Placement::describe() const {
 
 Placement Placer::place(const Inventory& inventory, const BoxAvailable& available, const PlacementRequest& request) {
   Placement out;
-  std::map<std::string, std::string_view> refused;
+  std::map<std::string, absl::string_view> refused;
   std::vector<Candidate> boxes;
   size_t fitting_in_pool = 0;
   for (const auto& [box_id, box] : inventory.boxes()) {
     Candidate candidate{&box, {}};
     const bool box_available = available(box_id);
     for (const FunctionRecord* f : inventory.functions_of(box_id)) {
-      std::string_view reason = refusal_of(*f, &box, box_available, request);
+      absl::string_view reason = refusal_of(*f, &box, box_available, request);
       if (reason.empty()) {
         candidate.fitting.push_back(f);
       } else {
@@ -65,7 +65,7 @@ Placement Placer::place(const Inventory& inventory, const BoxAvailable& availabl
     if (!candidate.fitting.empty()) boxes.push_back(std::move(candidate));
   }
 
-  std::set<std::string_view> chosen;
+  std::set<absl::string_view> chosen;
   auto take = [&](Candidate& candidate, size_t count) {
     for (size_t i = 0; i < count; ++i) {
       chosen.insert(candidate.fitting[i]->id);
@@ -84,7 +84,7 @@ Placement Placer::place(const Inventory& inventory, const BoxAvailable& availabl
   };
 
   size_t wanted = request.count;
-  std::string_view leftover = kNotNeeded;
+  absl::string_view leftover = kNotNeeded;
   if (wanted == 0 || (!request.function_id.empty() && wanted != 1) || fitting_in_pool < wanted) {
     leftover = request.same_box ? kTooFewInBox : kTooFewInPool;
   } else if (Candidate* one = tightest(wanted)) {

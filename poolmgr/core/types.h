@@ -1,18 +1,18 @@
 // The pool's nouns as plain values: what the store keeps and the reconciler moves.
 //
 // What this is not: behaviour. Whether a lifecycle may follow another is lifecycle.h's word; who changes a record is
-// poolmgr/service's reconciler alone. Numbers of enums are those of proto/dxpu/v1/pool.proto and are kept in the database:
-// never renumber.
+// poolmgr/service's reconciler alone. Numbers of enums are those of proto/dxpu/v1/pool.proto and are kept in the
+// database: never renumber.
 //
-// Records are values: copying one copies everything. absl::InfinitePast() stands for "never", absl::InfiniteFuture() for
-// "no deadline".
+// Records are values: copying one copies everything. absl::InfinitePast() stands for "never", absl::InfiniteFuture()
+// for "no deadline".
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace dxpu::poolmgr {
@@ -33,7 +33,7 @@ inline constexpr Lifecycle kEveryLifecycle[] = {
     Lifecycle::kDiscovered, Lifecycle::kValidating, Lifecycle::kFree,      Lifecycle::kReserved,  Lifecycle::kAttaching,
     Lifecycle::kAttached,   Lifecycle::kDraining,   Lifecycle::kDetaching, Lifecycle::kScrubbing, Lifecycle::kRetired,
 };
-std::string_view to_string(Lifecycle lifecycle);  // "FREE", as in the proto without its prefix
+absl::string_view to_string(Lifecycle lifecycle);  // "FREE", as in the proto without its prefix
 
 // Also true of a function whatever its lifecycle: a set, never part of the enum above.
 enum class Condition : uint32_t {
@@ -44,7 +44,7 @@ enum class Condition : uint32_t {
 };
 inline constexpr Condition kEveryCondition[] = {Condition::kCordoned, Condition::kUnhealthy, Condition::kMissing,
                                                 Condition::kQuarantined};
-std::string_view to_string(Condition condition);
+absl::string_view to_string(Condition condition);
 
 class Conditions {
  public:
@@ -78,18 +78,18 @@ enum class AttachmentState : int {
   kLost = 11,
 };
 inline constexpr AttachmentState kEveryAttachmentState[] = {
-    AttachmentState::kRequested,  AttachmentState::kPlaced,    AttachmentState::kLinking,   AttachmentState::kPlugging,
-    AttachmentState::kAttached,   AttachmentState::kQuiescing, AttachmentState::kUnplugging,
-    AttachmentState::kUnlinking,  AttachmentState::kEnded,     AttachmentState::kFailed,    AttachmentState::kLost,
+    AttachmentState::kRequested, AttachmentState::kPlaced,    AttachmentState::kLinking,    AttachmentState::kPlugging,
+    AttachmentState::kAttached,  AttachmentState::kQuiescing, AttachmentState::kUnplugging, AttachmentState::kUnlinking,
+    AttachmentState::kEnded,     AttachmentState::kFailed,    AttachmentState::kLost,
 };
-std::string_view to_string(AttachmentState state);
+absl::string_view to_string(AttachmentState state);
 
 enum class StepState : int { kPending = 1, kRunning = 2, kDone = 3, kFailed = 4, kSkipped = 5 };
 
 // "<box>/<slot>".
-std::string function_id(std::string_view box_id, uint32_t slot);
+std::string function_id(absl::string_view box_id, uint32_t slot);
 // [a-z0-9][a-z0-9.-]{0,62}: what boxes and hosts may be called.
-bool valid_id(std::string_view id);
+bool valid_id(absl::string_view id);
 
 struct FunctionRecord {
   std::string id;
@@ -151,8 +151,8 @@ struct HostRecord {
   friend bool operator==(const HostRecord&, const HostRecord&) = default;
 };
 
-// One (host, port) ↔ (box, slot) binding. It holds two things, the function and the port, and lets go of them one by one:
-// a host program that never closes keeps the port, not the function.
+// One (host, port) ↔ (box, slot) binding. It holds two things, the function and the port, and lets go of them one by
+// one: a host program that never closes keeps the port, not the function.
 struct AttachmentRecord {
   std::string id;
   std::string owner;
@@ -220,8 +220,8 @@ struct OperationRecord {
   absl::Time finished = absl::InfinitePast();
   int64_t version = 0;
 
-  StepRecord* step(std::string_view name);
-  const StepRecord* step(std::string_view name) const;
+  StepRecord* step(absl::string_view name);
+  const StepRecord* step(absl::string_view name) const;
 
   friend bool operator==(const OperationRecord&, const OperationRecord&) = default;
 };
