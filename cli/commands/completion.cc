@@ -38,12 +38,13 @@ void describe(const CLI::App& command, const std::string& path, std::string& cas
 std::string bash_script(const CLI::App& app) {
   std::string cases;
   describe(app, "", cases);
-  return absl::StrCat(R"(# bash completion for dxpu; made by: dxpu completion bash
+  return absl::StrCat(R"bash(# bash completion for dxpu; made by: dxpu completion bash
 # To use it now: source <(dxpu completion bash)
 # To keep it: dxpu completion bash > /etc/bash_completion.d/dxpu
 _dxpu_command() {
   case $1 in
-)", cases, R"(    *) return 1 ;;
+)bash",
+                      cases, R"bash(    *) return 1 ;;
   esac
 }
 _dxpu() {
@@ -72,7 +73,7 @@ _dxpu() {
   mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current" | sort -u)
 }
 complete -F _dxpu dxpu
-)");
+)bash");
 }
 
 }  // namespace
