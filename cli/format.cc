@@ -1,5 +1,6 @@
 #include "cli/format.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <utility>
@@ -71,8 +72,10 @@ absl::StatusOr<uint64_t> parse_size(absl::string_view text) {
 absl::StatusOr<FunctionName> parse_function_name(absl::string_view text) {
   FunctionName name;
   const size_t slash = text.rfind('/');
-  if (slash == absl::string_view::npos || slash == 0 || slash + 1 == text.size() ||
-      !absl::ascii_isdigit(text[slash + 1]) || !absl::SimpleAtoi(text.substr(slash + 1), &name.slot)) {
+  const absl::string_view slot = slash == absl::string_view::npos ? "" : text.substr(slash + 1);
+  // SimpleAtoi alone would take blanks and a sign.
+  if (slash == 0 || slot.empty() || !std::all_of(slot.begin(), slot.end(), absl::ascii_isdigit) ||
+      !absl::SimpleAtoi(slot, &name.slot)) {
     return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a function: write it as BOX/SLOT, like b1/0"));
   }
   name.box = std::string(text.substr(0, slash));
