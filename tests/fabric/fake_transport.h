@@ -55,7 +55,7 @@ class FakeWire {
   Direction directions_[2];
   bool deaf_ = false;
   bool cut_ = false;
-  bool ended_ = false;  // shutdown: what is on its way still arrives
+  bool ended_[2] = {false, false};  // shutdown: what is on its way still arrives
 };
 
 class FakeTransport : public Transport {
@@ -119,7 +119,7 @@ class FakeTransport : public Transport {
     std::unique_lock lock(wire_->mutex_);
     FakeWire::Direction& in = wire_->directions_[1 - end_];
     while (true) {
-      if (wire_->cut_) return absl::UnavailableError("fake: cut");
+      if (wire_->cut_ || wire_->ended_[end_]) return absl::UnavailableError("fake: cut");
       const absl::Time now = absl::Now();
       absl::Time wake = std::min(until, now + absl::Seconds(1));
       if (!in.chunks.empty() && !wire_->deaf_) {
@@ -134,7 +134,7 @@ class FakeTransport : public Transport {
           return n;
         }
         wake = std::min(wake, chunk.due);
-      } else if (wire_->ended_) {
+      } else if (over()) {
         return absl::UnavailableError("fake: ended");
       }
       if (now >= until) return size_t{0};
@@ -144,7 +144,7 @@ class FakeTransport : public Transport {
 
   void shutdown() override {
     std::lock_guard lock(wire_->mutex_);
-    wire_->ended_ = true;
+    wire_->ended_[end_] = true;
     wire_->changed_.notify_all();
   }
   int poll_fd() const override { return -1; }
@@ -152,7 +152,8 @@ class FakeTransport : public Transport {
   std::string description() const override { return end_ == 0 ? "fake host end" : "fake box end"; }
 
  private:
-  bool over() const { return wire_->cut_ || wire_->ended_; }
+  // A deaf end does not hear that the other one has gone either.
+  bool over() const { return wire_->cut_ || wire_->ended_[end_] || (wire_->ended_[1 - end_] && !wire_->deaf_); }
 
   const std::shared_ptr<FakeWire> wire_;
   const int end_;
