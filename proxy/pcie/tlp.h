@@ -95,7 +95,7 @@ struct Tlp {
 
   // Exactly length_dw * 4 bytes for types with data, else empty. In memory order: byte 0 is the byte at the lowest
   // address.
-  std::vector<std::byte> payload;
+  std::vector<std::byte> payload{};
 
   bool operator==(const Tlp&) const = default;
 };
