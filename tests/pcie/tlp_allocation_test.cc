@@ -11,13 +11,14 @@ namespace {
 std::atomic<int> allocations{0};
 }
 
-void* operator new(size_t size) {
+// Not inlined: GCC would see free() meet new and warn of a mismatch that is none.
+[[gnu::noinline]] void* operator new(size_t size) {
   ++allocations;
   if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
   std::abort();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace dxpu::pcie {
 namespace {
