@@ -231,6 +231,10 @@ class FunctionServerImpl final : public FunctionServer, public Link::Handler, pu
   }
 
   void config_access(pcie::Tlp& request, std::span<const std::byte> payload, uint32_t transaction) {
+    if (request.poisoned) {
+      link_->answer_status(request, transaction, Outcome::kUnsupportedRequest);
+      return;
+    }
     auto reply = std::make_shared<ConfigReply>();
     reply->link = link_;
     reply->decoder = decoder_;

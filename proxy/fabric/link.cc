@@ -784,14 +784,17 @@ void Link::service_main() {
 
 // ---- end -----------------------------------------------------------------------------------------------------------
 
-void Link::fail(absl::Status why) {
+void Link::fail(absl::Status why) { end(std::move(why), false); }
+
+void Link::end(absl::Status why, bool last_words) {
   {
     std::lock_guard lock(end_mutex_);
     if (dead_.load(std::memory_order_relaxed)) return;
     why_ = std::move(why);
+    last_words_ = last_words;
     dead_.store(true, std::memory_order_seq_cst);
   }
-  transport_->shutdown();
+  if (!last_words) transport_->shutdown();
   if (wake_.valid()) {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof(one));
@@ -814,18 +817,23 @@ void Link::terminate(TerminateReason reason, uint32_t offset, const std::string&
     packet.payload = packet.buffer.get();
   }
   queue_.append(std::move(packet), false);
-  if (in_dispatch()) {
-    queue_.flush();
-  } else {
-    queue_.drain(kLastWords);
-  }
-  fail(std::move(why));
+  // Somebody else may be sending just now, so it is the service thread that sees the last words out.
+  queue_.flush();
+  end(std::move(why), true);
 }
 
 void Link::teardown() {
   // Setup in reverse: no more bytes in, no more bytes out, nobody waits any more, the user is told.
-  transport_->shutdown();
   requester_.end_all();
+  absl::Status why;
+  bool last_words = false;
+  {
+    std::lock_guard lock(end_mutex_);
+    why = why_;
+    last_words = last_words_;
+  }
+  if (last_words) queue_.drain(kLastWords);
+  transport_->shutdown();
   {
     // A waiter that leads leaves as soon as its receive returns, which shutdown() made sure of.
     std::unique_lock lock(lead_mutex_);
@@ -835,11 +843,6 @@ void Link::teardown() {
   queue_.close();
   expire_resets(true);
   run_due(true);
-  absl::Status why;
-  {
-    std::lock_guard lock(end_mutex_);
-    why = why_;
-  }
   handler_->on_end(why, local_close_.load(std::memory_order_acquire));
 }
 

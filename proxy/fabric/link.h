@@ -134,6 +134,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void send_ping();
   void expire_resets(bool all);
   void run_due(bool all);
+  void end(absl::Status why, bool last_words);
   void teardown();
 
   const std::unique_ptr<Transport> transport_;
@@ -149,7 +150,8 @@ class Link : public std::enable_shared_from_this<Link> {
   std::atomic<bool> dead_{false};
   std::atomic<bool> local_close_{false};
   mutable std::mutex end_mutex_;
-  absl::Status why_;  // guarded by end_mutex_
+  absl::Status why_;         // guarded by end_mutex_
+  bool last_words_ = false;  // guarded by end_mutex_: a Terminate is on its way out
   std::mutex close_mutex_;
 
   // Reading. `leading_`: somebody reads; `armed_`: the background reader is woken by the socket.

@@ -112,8 +112,10 @@ TEST(Cut, OnLossMayDestroyTheFunction) {
   std::mutex mutex;
   std::atomic<bool> destroyed{false};
   auto connected = RemoteFunction::connect(std::move(host), ticket(), patient_options(), kPatience, [&](absl::Status) {
-    std::lock_guard lock(mutex);
-    remote.reset();
+    {
+      std::lock_guard lock(mutex);
+      remote.reset();
+    }
     destroyed = true;
   });
   script.join();
