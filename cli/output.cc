@@ -84,9 +84,6 @@ void print_error(std::ostream& err, Format format, const absl::Status& status) {
     return;
   }
   err << "dxpu: " << code << ": " << printable(message) << '\n';
-  for (const v1::RefusalCount& refusal : refusals.counts()) {
-    err << "  " << refusal.count() << ' ' << printable(refusal.reason()) << '\n';
-  }
 }
 
 }  // namespace dxpu::cli

@@ -34,8 +34,8 @@ void print_fields(std::ostream& out, const std::vector<std::pair<std::string, st
 
 std::string to_json(const google::protobuf::Message& message, bool one_line = false);
 
-// "dxpu: NOT_FOUND: …" or {"error": {"code", "exit_code", "message"}}; a refused placement adds how many candidates
-// were refused for which reason.
+// One line "dxpu: NOT_FOUND: …", or {"error": {"code", "exit_code", "message"}}. Why candidates of a placement were
+// refused is in the message in words, and in JSON as "refusals", one count a reason, too.
 void print_error(std::ostream& err, Format format, const absl::Status& status);
 
 }  // namespace dxpu::cli

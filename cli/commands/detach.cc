@@ -51,7 +51,8 @@ void add_detach(CLI::App& app, Invocation& invocation) {
   command->add_option("attachment", options->attachment, "The attachment's id")->required();
   command->add_flag("--force", options->force, "Do not wait for users: to them it is a surprise removal");
   command->add_flag("--wait", options->wait, "Return when the function is free again, or it has failed");
-  add_duration(*command, "--timeout", &options->timeout, "Give up on a user that does not let go after this long, like 60s");
+  add_duration(*command, "--timeout", &options->timeout,
+               "Give up on a user that does not let go after this long, like 60s");
   command->add_option("--request-id", options->request_id, "A repeat with the same id returns the first answer")
       ->type_name("ID");
   command->callback(

@@ -28,7 +28,7 @@ void print_event(const v1::Event& event, Invocation& invocation) {
     invocation.out() << to_json(event, /*one_line=*/true) << std::endl;
     return;
   }
-  invocation.out() << absl::StrFormat("%-8d %s  %-22s %-14s %s", event.revision(), time_text(event.time()),
+  invocation.out() << absl::StrFormat("%-8d %s  %-20s %-17s %s", event.revision(), time_text(event.time()),
                                       printable(event.type()), printable(event.subject()), printable(event.message()))
                    << std::endl;
 }

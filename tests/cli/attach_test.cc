@@ -101,7 +101,7 @@ TEST_F(Attach, APoolManagerThatRestartsMeanwhileIsWaitedFor) {
   EXPECT_THAT(ran.err, HasSubstr("still waiting"));
 }
 
-TEST_F(Attach, ARefusalSaysHowManyForWhichReason) {
+TEST_F(Attach, ARefusalCountsItsReasonsForPrograms) {
   v1::RefusalDetails details;
   details.add_counts()->set_reason("not-free");
   details.mutable_counts(0)->set_count(3);
@@ -111,7 +111,7 @@ TEST_F(Attach, ARefusalSaysHowManyForWhichReason) {
   fake_.fail_with.SetPayload("type.dxpu/dxpu.v1.RefusalDetails", absl::Cord(details.SerializeAsString()));
   const Ran text = dxpu({"attach", "--host", "vm1", "--count", "2"});
   EXPECT_EQ(text.exit, 4);
-  EXPECT_EQ(text.err, "dxpu: RESOURCE_EXHAUSTED: no 2 free functions for host vm1\n  3 not-free\n  1 wrong-model\n");
+  EXPECT_EQ(text.err, "dxpu: RESOURCE_EXHAUSTED: no 2 free functions for host vm1\n");
   const Ran json = dxpu({"attach", "--host", "vm1", "--count", "2", "-o", "json"});
   const nlohmann::json document = nlohmann::json::parse(json.err);
   EXPECT_EQ(document["error"]["exit_code"], 4);
