@@ -136,6 +136,8 @@ TEST(ConfigImage, HostileImagesAreRefused) {
       {"extended loop to itself", "reached twice", [](Image& i) { put(i.bytes, 0x100, 4, 0x10020001); }},
       {"extended loop to an earlier one", "reached twice",
        [](Image& i) { put(i.bytes, 0x100, 4, 0x20020001), put(i.bytes, 0x200, 4, 0x10010003); }},
+      {"extended loop without the first", "reached twice",
+       [](Image& i) { put(i.bytes, 0x100, 4, 0x20020001), put(i.bytes, 0x200, 4, 0x20010003); }},
       {"writable extended header", "read-only", [](Image& i) { put(i.mask, 0x103, 1, 0xf0); }},
       {"MSI-X table in no BAR", "table", [msix](Image& i) { put(i.bytes, msix + 4, 4, 0x2001); }},
       {"MSI-X table in an upper half", "table", [msix](Image& i) { put(i.bytes, msix + 4, 4, 0x2003); }},
