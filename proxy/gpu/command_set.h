@@ -50,8 +50,9 @@ typedef uint64_t dxgpu_u64;
 #define DXGPU_GLOBAL_BASE 0x00000u
 #define DXGPU_MSIX_TABLE 0x02000u
 #define DXGPU_MSIX_PBA 0x03000u
-#define DXGPU_CHANNEL_BASE 0x40000u /* + c * DXGPU_PAGE: control page of channel c (for the one who owns the function) */
-#define DXGPU_USER_BASE 0x80000u    /* + c * DXGPU_PAGE: user page of channel c (for the one who owns the channel) */
+#define DXGPU_CHANNEL_BASE \
+  0x40000u                       /* + c * DXGPU_PAGE: control page of channel c (for the one who owns the function) */
+#define DXGPU_USER_BASE 0x80000u /* + c * DXGPU_PAGE: user page of channel c (for the one who owns the channel) */
 
 /* ---- global page ------------------------------------------------------------------------------------------------- */
 #define DXGPU_REG_MAGIC 0x000u
@@ -104,8 +105,8 @@ enum dxgpu_counter {
 /* ---- control page of a channel ----------------------------------------------------------------------------------- */
 #define DXGPU_CH_CONTROL 0x00u
 #define DXGPU_CH_ENABLE 0x1u
-#define DXGPU_CH_RESET 0x2u     /* write 1; reads as 0 */
-#define DXGPU_CH_MODE 0x04u     /* writable while disabled, like the four below */
+#define DXGPU_CH_RESET 0x2u /* write 1; reads as 0 */
+#define DXGPU_CH_MODE 0x04u /* writable while disabled, like the four below */
 #define DXGPU_MODE_RING 0u
 #define DXGPU_MODE_PUSH 1u
 #define DXGPU_CH_RING_BASE 0x08u /* 64 bits, host address, a multiple of DXGPU_COMMAND_BYTES */
@@ -154,17 +155,17 @@ enum dxgpu_opcode {
 enum dxgpu_fault {
   DXGPU_FAULT_NONE = 0,
   DXGPU_FAULT_INVALID_OPCODE = 1,
-  DXGPU_FAULT_INVALID_FLAGS = 2,   /* a flag or a reserved field that must be zero is not */
-  DXGPU_FAULT_MEMORY_RANGE = 3,    /* leaves the device memory, or wraps */
-  DXGPU_FAULT_HOST_RANGE = 4,      /* address + length leaves 64 bits, or misaligned */
-  DXGPU_FAULT_SEGMENTS = 5,        /* too many, a loop, wrong total, a zero length, a bad chain */
-  DXGPU_FAULT_DMA_READ = 6,        /* the host answered UR, CA, or with poisoned data */
-  DXGPU_FAULT_DMA_TIMEOUT = 7,     /* no answer in time, or the link went */
+  DXGPU_FAULT_INVALID_FLAGS = 2, /* a flag or a reserved field that must be zero is not */
+  DXGPU_FAULT_MEMORY_RANGE = 3,  /* leaves the device memory, or wraps */
+  DXGPU_FAULT_HOST_RANGE = 4,    /* address + length leaves 64 bits, or misaligned */
+  DXGPU_FAULT_SEGMENTS = 5,      /* too many, a loop, wrong total, a zero length, a bad chain */
+  DXGPU_FAULT_DMA_READ = 6,      /* the host answered UR, CA, or with poisoned data */
+  DXGPU_FAULT_DMA_TIMEOUT = 7,   /* no answer in time, or the link went */
   DXGPU_FAULT_BUS_MASTER_OFF = 8,
-  DXGPU_FAULT_VECTOR = 9,          /* no such interrupt vector */
-  DXGPU_FAULT_DOORBELL = 10,       /* put runs ahead of get by more than the ring holds */
-  DXGPU_FAULT_SETUP = 11,          /* enabled with a mode, base or size that is not possible */
-  DXGPU_FAULT_ENGINE = 12,         /* the engine failed inside */
+  DXGPU_FAULT_VECTOR = 9,    /* no such interrupt vector */
+  DXGPU_FAULT_DOORBELL = 10, /* put runs ahead of get by more than the ring holds */
+  DXGPU_FAULT_SETUP = 11,    /* enabled with a mode, base or size that is not possible */
+  DXGPU_FAULT_ENGINE = 12,   /* the engine failed inside */
   DXGPU_FAULTS = 13
 };
 
@@ -182,8 +183,9 @@ struct dxgpu_segment {
   dxgpu_u32 bytes;
   dxgpu_u32 flags;
 };
-#define DXGPU_SEGMENT_CHAIN 0x1u /* `address` is where the list goes on, `bytes` how long it is there; ends this block */
-#define DXGPU_SEGMENTS_MAX 65536u    /* pieces in one command */
+#define DXGPU_SEGMENT_CHAIN \
+  0x1u /* `address` is where the list goes on, `bytes` how long it is there; ends this block */
+#define DXGPU_SEGMENTS_MAX 65536u      /* pieces in one command */
 #define DXGPU_SEGMENT_BLOCKS_MAX 4096u /* chained blocks in one command */
 #define DXGPU_INLINE_SEGMENTS 2u
 
@@ -192,7 +194,8 @@ struct dxgpu_copy_host {
   struct dxgpu_header header;
   dxgpu_u64 memory; /* offset in device memory */
   dxgpu_u64 bytes;
-  dxgpu_u32 segments; /* how many entries of `segment` count, or with DXGPU_COPY_LIST how many the list has at `segment[0].address` */
+  dxgpu_u32 segments; /* how many entries of `segment` count, or with DXGPU_COPY_LIST how many the list has at
+                         `segment[0].address` */
   dxgpu_u32 reserved;
   struct dxgpu_segment segment[DXGPU_INLINE_SEGMENTS];
 };

@@ -72,7 +72,10 @@ class SoftGpu final : public GpuFunction {
 
   void connect(function::Upstream* upstream) override { core_->upstream.connect(upstream); }
 
-  void reset(function::Done done) override { core_->begin_reset(std::move(done)); }
+  void reset(function::Done done) override {
+    core_->reset_config();  // first: bus mastering is off before anybody can see that the reset runs
+    core_->begin_reset(std::move(done));
+  }
 
   absl::Status scrub() override {
     // Configuration first: with bus mastering off nothing new leaves while channels stop.

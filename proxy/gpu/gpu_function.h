@@ -22,11 +22,11 @@ struct GpuOptions {
   std::string model = "dxpu-soft";  // 1 … 63 printable ASCII characters
   uint64_t memory_bytes = uint64_t{256} << 20;
   uint64_t serial = 1;
-  std::string vram_file;                           // empty: anonymous memory, gone with the process
+  std::string vram_file = {};                      // empty: anonymous memory, gone with the process
   std::string engine = "copy";                     // the only one of this build
   uint16_t subsystem_vendor_id = DXGPU_VENDOR_ID;  // the backing GPU's, where there is one
   uint16_t subsystem_id = DXGPU_SUBSYSTEM_SOFT;
-  CopyEngineOptions copy;
+  CopyEngineOptions copy = {};
   absl::Duration stop_deadline = absl::Seconds(40);  // longer than the engine's DMA deadline
 };
 

@@ -21,7 +21,7 @@ struct ExerciseOptions {
   unsigned reads = 1000;                // 4-byte register reads measured
   ChannelMode mode = ChannelMode::kRing;
   uint64_t seed = 1;
-  DriverOptions driver;
+  DriverOptions driver = {};
 };
 
 struct ExerciseReport {
