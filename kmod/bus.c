@@ -143,6 +143,7 @@ static int find_hole(struct resource *res, const char *name, unsigned long flags
 static int create_bridge(struct dxpu_bus *bus)
 {
 	struct pci_host_bridge *bridge = pci_alloc_host_bridge(0);
+	struct pci_dev *pdev;
 	int ret;
 
 	if (!bridge)
@@ -170,7 +171,12 @@ static int create_bridge(struct dxpu_bus *bus)
 	bus->bridge = bridge;
 	bus->root = bridge->bus;
 	pci_lock_rescan_remove();
-	pci_bus_claim_resources(bus->root);
+	list_for_each_entry(pdev, &bus->root->devices, bus_list) {
+		/* I/O registers that read as zero mean no I/O window, but the core takes them for one of 4 KiB at zero. */
+		pdev->resource[PCI_BRIDGE_IO_WINDOW].flags = 0;
+		if (pci_claim_resource(pdev, PCI_BRIDGE_MEM_WINDOW) || pci_claim_resource(pdev, PCI_BRIDGE_PREF_MEM_WINDOW))
+			pci_err(pdev, "dxpu: its windows are not free\n");
+	}
 	pci_bus_add_devices(bus->root);
 	pci_unlock_rescan_remove();
 	return 0;

@@ -77,20 +77,21 @@ static int inspect_bars(const struct dxpu_config *config, struct dxpu_facts *fac
 		u64 mask = get(config->mask + at, 4);
 		struct dxpu_bar *bar = &facts->bar[i];
 
-		if (!mask)
-			continue;
-		if (value & PCI_BASE_ADDRESS_SPACE_IO)
-			return -EINVAL;
 		bar->flags = value & 0xf;
-		switch (value & PCI_BASE_ADDRESS_MEM_TYPE_MASK) {
+		switch (value & (PCI_BASE_ADDRESS_SPACE | PCI_BASE_ADDRESS_MEM_TYPE_MASK)) {
 		case PCI_BASE_ADDRESS_MEM_TYPE_32:
+			if (!mask)
+				continue;
 			mask |= 0xffffffff00000000ULL;
 			break;
 		case PCI_BASE_ADDRESS_MEM_TYPE_64:
 			if (i == DXPU_BARS - 1)
 				return -EINVAL;
+			/* 4 GiB and more: nothing of the lower half can be written. */
 			mask |= (u64)get(config->mask + at + 4, 4) << 32;
 			i++;
+			if (!mask)
+				continue;
 			break;
 		default:
 			return -EINVAL;
