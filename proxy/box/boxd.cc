@@ -482,6 +482,7 @@ void BoxdImpl::apply(const v1::BoxIntents& intents) {
     if (t.has_expires()) ticket.expires = agent::to_time(t.expires());
     slot.want(ticket);
   }
+  publish();  // facts as they are after the intents
 }
 
 v1::AgentMessage BoxdImpl::hello_message() const {

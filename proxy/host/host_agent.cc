@@ -165,6 +165,8 @@ void Agent::apply(const v1::HostIntents& intents) {
     }
     ports_[intent.port()]->want(want);
   }
+  // Facts as they are after the intents: older ones must not go out as an answer to them.
+  publish();
 }
 
 }  // namespace

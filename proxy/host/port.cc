@@ -116,12 +116,20 @@ void Port::move_to(PortPhase to, const std::string& detail) {
       shown_.bus_address.clear();
       shown_.holder.clear();
       shown_.epoch = 0;
-      shown_.wants_ticket = false;
     }
+    // With the phase, in one lock: "empty" and "empty, but wants it back" are different news.
+    shown_.wants_ticket = wants_ticket();
   }
   due_ = absl::InfiniteDuration();
   release_asked_ = false;
   callbacks_.changed();
+}
+
+bool Port::wants_ticket() const {
+  const bool without =
+      shown_.phase == PortPhase::kEmpty || shown_.phase == PortPhase::kGone || shown_.phase == PortPhase::kRemoving;
+  return without && (lost_epoch_ || ticket_stale_) && want_.attach &&
+         want_.ticket.attachment_id == shown_.attachment_id && want_.ticket.generation == shown_.generation;
 }
 
 void Port::set_detail(const std::string& detail) {
@@ -131,6 +139,11 @@ void Port::set_detail(const std::string& detail) {
     shown_.detail = detail;
   }
   callbacks_.changed();
+}
+
+PortWant Port::wanted() const {
+  absl::MutexLock lock(&mutex_);
+  return want_;
 }
 
 bool Port::current(const PortWant& want) const {
@@ -160,7 +173,7 @@ bool Port::advance(absl::Duration* due) {
     loss = loss_.ToString();
     phase = shown_.phase;
   }
-  look_at_attach_point();
+  look_around();
   const attach::PortStatus status = attach_.status();
   const absl::Duration now = clock_.monotonic();
   *due = due_ == absl::InfiniteDuration() ? due_ : std::max(due_ - now, absl::ZeroDuration());
@@ -181,25 +194,11 @@ bool Port::advance(absl::Duration* due) {
           move_to(PortPhase::kEmpty, "");
           return true;
         }
-        bool changed = false;
-        {
-          absl::MutexLock lock(&mutex_);
-          changed = std::exchange(shown_.wants_ticket, false);
-        }
-        if (changed) callbacks_.changed();
         return false;
       }
       if (!current(want)) {
         connect();
         return true;
-      }
-      if (phase == PortPhase::kEmpty && (lost_epoch_ || ticket_stale_)) {
-        bool changed = false;
-        {
-          absl::MutexLock lock(&mutex_);
-          changed = !std::exchange(shown_.wants_ticket, true);
-        }
-        if (changed) callbacks_.changed();
       }
       return false;
     }
@@ -239,7 +238,10 @@ bool Port::advance(absl::Duration* due) {
                          absl::StrCat("port ", number_, " lost box ", was.box_id, " slot ", was.slot, ": ", loss,
                                       status.holder.empty() ? "" : absl::StrCat("; held by ", status.holder)),
                          was.attachment_id);
-        lost_epoch_ = true;
+        {
+          absl::MutexLock lock(&mutex_);
+          lost_epoch_ = true;
+        }
         take_away(absl::StrCat("link lost: ", loss), PortPhase::kEmpty);
         return true;
       }
@@ -247,7 +249,6 @@ bool Port::advance(absl::Duration* due) {
         callbacks_.event("port.removed",
                          absl::StrCat("port ", number_, ": the function was removed on the host itself"),
                          snapshot().attachment_id);
-        lost_epoch_ = true;
         take_away("removed on the host itself", PortPhase::kEmpty);
         return true;
       }
@@ -290,18 +291,24 @@ bool Port::advance(absl::Duration* due) {
   return false;
 }
 
-void Port::look_at_attach_point() {
+void Port::look_around() {
   const attach::PortStatus status = attach_.status();
   bool changed = false;
   {
     absl::MutexLock lock(&mutex_);
+    const bool wants = wants_ticket();
+    changed = shown_.wants_ticket != wants;
+    shown_.wants_ticket = wants;
     const bool holds = shown_.phase != PortPhase::kEmpty && shown_.phase != PortPhase::kFailed &&
                        shown_.phase != PortPhase::kConnecting;
-    if (!holds) return;
-    changed =
-        shown_.holder != status.holder || (!status.bus_address.empty() && shown_.bus_address != status.bus_address);
-    shown_.holder = status.holder;
-    if (!status.bus_address.empty()) shown_.bus_address = status.bus_address;
+    if (holds) {
+      changed |= shown_.holder != status.holder;
+      shown_.holder = status.holder;
+      if (!status.bus_address.empty()) {
+        changed |= shown_.bus_address != status.bus_address;
+        shown_.bus_address = status.bus_address;
+      }
+    }
   }
   if (changed) callbacks_.changed();
 }
@@ -311,29 +318,33 @@ void Port::connect() {
   uint64_t session = 0;
   {
     absl::MutexLock lock(&mutex_);
+    if (!want_.attach) return;
     want = want_;
     session = ++session_;
     lost_ = false;
+    lost_epoch_ = ticket_stale_ = false;
+    // In one lock with the phase: "empty" of the new attachment would be taken for its end.
+    shown_ = PortSnapshot{};
+    shown_.phase = PortPhase::kConnecting;
     shown_.attachment_id = want.ticket.attachment_id;
     shown_.generation = want.ticket.generation;
     shown_.box_id = want.ticket.box_id;
     shown_.slot = want.ticket.slot;
   }
-  lost_epoch_ = ticket_stale_ = false;
-  move_to(PortPhase::kConnecting, "");
+  due_ = absl::InfiniteDuration();
+  release_asked_ = false;
+  spdlog::info("port={} to=connecting attachment={} generation={} box={} slot={}", number_, want.ticket.attachment_id,
+               want.ticket.generation, want.ticket.box_id, want.ticket.slot);
+  callbacks_.changed();
   base::sync_point("host.connecting");
 
   const absl::Duration end = clock_.monotonic() + deadlines_.connect;
+  bool stale = false;
   absl::Status last = absl::InvalidArgumentError("the intent names no path to the box");
   for (int attempt = 1;; ++attempt) {
     for (const std::string& path : want.paths) {
       const absl::Duration left = end - clock_.monotonic();
-      if (left <= absl::ZeroDuration() || stopping() || !current([this] {
-            absl::MutexLock lock(&mutex_);
-            return want_;
-          }())) {
-        break;
-      }
+      if (left <= absl::ZeroDuration() || stopping() || !current(wanted())) break;
       auto remote =
           connector_.connect(path, want.ticket, std::min(left, deadlines_.one_path), [this, session](absl::Status why) {
             absl::MutexLock lock(&mutex_);
@@ -350,11 +361,11 @@ void Port::connect() {
       spdlog::warn("port={} attachment={} path={} attempt={} refused=\"{}\"", number_, want.ticket.attachment_id, path,
                    attempt, remote.status().ToString());
       if (fabric::reason_of(remote.status()) == fabric::TerminateReason::kTicketStale) {
-        ticket_stale_ = true;
+        stale = true;
         break;
       }
     }
-    if (remote_ != nullptr || ticket_stale_) break;
+    if (remote_ != nullptr || stale) break;
     absl::MutexLock lock(&mutex_);
     const bool wanted = want_.attach && want_.ticket.attachment_id == shown_.attachment_id &&
                         want_.ticket.generation == shown_.generation;
@@ -364,13 +375,14 @@ void Port::connect() {
   }
 
   if (remote_ == nullptr) {
-    if (ticket_stale_) return move_to(PortPhase::kEmpty, "the ticket was used up; a new one is needed");
-    PortWant now;
-    {
-      absl::MutexLock lock(&mutex_);
-      now = want_;
+    if (stale) {
+      {
+        absl::MutexLock lock(&mutex_);
+        ticket_stale_ = true;
+      }
+      return move_to(PortPhase::kEmpty, "the ticket was used up; a new one is needed");
     }
-    if (!current(now)) return move_to(PortPhase::kEmpty, "not wanted any more");
+    if (!current(wanted())) return move_to(PortPhase::kEmpty, "not wanted any more");
     callbacks_.event("port.failed", absl::StrCat("port ", number_, ": no session: ", last.message()),
                      want.ticket.attachment_id);
     return move_to(PortPhase::kFailed, absl::StrCat("no session with the box: ", last.message()));

@@ -102,10 +102,13 @@ class Port {
  private:
   void move_to(PortPhase to, const std::string& detail);
   void set_detail(const std::string& detail);
+  // The epoch is over, its ticket is used up, and the same attachment is wanted still.
+  bool wants_ticket() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   bool advance(absl::Duration* due);  // true: something changed, look again
   void connect();
   void take_away(const std::string& reason, PortPhase after);
-  void look_at_attach_point();
+  void look_around();
+  PortWant wanted() const;
   bool current(const PortWant& want) const;  // what is held is what `want` asks for
 
   const uint32_t number_;
@@ -119,15 +122,15 @@ class Port {
   std::unique_ptr<fabric::RemoteFunction> remote_;
   PortPhase after_ = PortPhase::kEmpty;  // where the removal leads
   std::string after_detail_;
-  bool lost_epoch_ = false;    // the last session ended without anybody asking
-  bool ticket_stale_ = false;  // the box refused the last ticket as used up
   bool release_asked_ = false;
   absl::Duration due_ = absl::InfiniteDuration();  // monotonic, of the phase
 
   mutable absl::Mutex mutex_;
   PortWant want_ ABSL_GUARDED_BY(mutex_);
   PortSnapshot shown_ ABSL_GUARDED_BY(mutex_);
-  uint64_t session_ ABSL_GUARDED_BY(mutex_) = 0;  // which connect a loss belongs to
+  bool lost_epoch_ ABSL_GUARDED_BY(mutex_) = false;    // the last session ended without anybody asking
+  bool ticket_stale_ ABSL_GUARDED_BY(mutex_) = false;  // the box refused the last ticket as used up
+  uint64_t session_ ABSL_GUARDED_BY(mutex_) = 0;       // which connect a loss belongs to
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status loss_ ABSL_GUARDED_BY(mutex_);
   bool news_ ABSL_GUARDED_BY(mutex_) = true;
