@@ -100,6 +100,34 @@ TEST(Cut, AnswersAfterTheEndsAreGone) {
   memory->release_reads();
 }
 
+TEST(Cut, InTheMiddleOfBulkWrites) {
+  for (int round = 0; round < 5; ++round) {
+    std::shared_ptr<FakeWire> wire;
+    FakeOptions narrow;
+    narrow.capacity = 10000;
+    auto transports = FakeTransport::pair(narrow, &wire);
+    Joined s(std::move(transports), patient_options(), patient_options());
+    ASSERT_TRUE(s.up()) << s.host_status << s.box_status;
+    function::Upstream& upstream = s.upstream();
+    std::atomic<int> started{0};
+    std::vector<std::thread> writers;
+    for (int t = 0; t < 3; ++t) {
+      writers.emplace_back([&] {
+        // The data is gone as soon as dma_write returns: nobody may look at it afterwards (ASan would tell).
+        while (s.server->alive()) {
+          std::vector<std::byte> data(500000, std::byte{1});
+          ++started;
+          upstream.dma_write(HostMemory::kBase, data);
+        }
+      });
+    }
+    ASSERT_TRUE(eventually([&] { return started >= 5; }));
+    wire->cut();
+    for (std::thread& t : writers) t.join();
+    ASSERT_TRUE(eventually([&] { return s.losses == 1 && s.box_ended == 1; }));
+  }
+}
+
 TEST(Cut, OnLossMayDestroyTheFunction) {
   auto [host, box] = tcp_pair();
   RawPeer raw(std::move(box));

@@ -494,5 +494,53 @@ TEST(Mutations, NoFrameCrashesOrHangsTheBox) {
   RecordProperty("sessions", sessions);
 }
 
+TEST(Mutations, NoFrameCrashesOrHangsTheHost) {
+  std::mt19937 random(7);
+  int frames = 0;
+  while (frames < 3000) {
+    HostUnderTest host;
+    std::vector<std::unique_ptr<Ended>> ended;
+    for (int i = 0; i < 100 && frames < 3000 && host.remote->alive(); ++i, ++frames) {
+      // A real request is outstanding, so that completions have something to meet.
+      ended.push_back(std::make_unique<Ended>());
+      host.remote->bar_read(2, random() % 4096, 1 + random() % 4096, ended.back()->read_done());
+      const std::optional<RawFrame> asked = host.raw->next();
+      if (!asked || asked->envelope.type != FrameType::kTlp) break;
+      const bool is_read = asked->header[0] == std::byte{0x00} || asked->header[0] == std::byte{0x20};
+      if (!is_read) continue;  // the answer to a read of ours
+      std::vector<std::byte> frame;
+      const pcie::Tlp request = asked->tlp();
+      switch (random() % 4) {
+        case 0:
+        case 1: {
+          const pcie::ByteRange range = pcie::range_of(request);
+          frame = host.raw->tlp_bytes(data_answer(request, std::vector<std::byte>(request.length_dw * 4u),
+                                                  static_cast<uint16_t>(range.bytes), range.address & 0x7f),
+                                      asked->envelope.transaction);
+          break;
+        }
+        case 2:
+          frame = host.raw->tlp_bytes(
+              pcie::make_completion_status(request, pcie::CplStatus::kUnsupportedRequest, kFunctionId),
+              asked->envelope.transaction);
+          break;
+        default:
+          frame = host.raw->tlp_bytes(
+              pcie::make_mem_read(HostMemory::kBase + random() % 4096 / 64 * 64, 64, random() % 256, kFunctionId),
+              random());
+      }
+      for (unsigned k = random() % 3; k != 0; --k)
+        frame[random() % std::min<size_t>(frame.size(), 48)] = static_cast<std::byte>(random());
+      host.raw->send_bytes(frame);
+    }
+    host.raw->transport().shutdown();
+    host.wait_loss().IgnoreError();
+    for (auto& e : ended) {
+      e->wait();
+      EXPECT_EQ(e->times(), 1);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace dxpu::fabric::testing

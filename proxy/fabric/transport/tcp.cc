@@ -123,7 +123,10 @@ class TcpTransport : public Transport {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     const unsigned timeout = kUserTimeoutMs;
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof(timeout));
-    // A descriptor from another process may carry a receive timeout.
+    // A descriptor from elsewhere may be a non-blocking one or carry a receive timeout: receive() counts on neither.
+    if (const int flags = ::fcntl(fd, F_GETFL); flags >= 0 && (flags & O_NONBLOCK) != 0) {
+      ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+    }
     const timeval none{};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof(none));
   }
@@ -282,9 +285,6 @@ absl::StatusOr<std::unique_ptr<Transport>> tcp_connect(const std::string& endpoi
       getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     }
     if (error == 0) {
-      // From here on the socket is a blocking one; whoever must not wait says MSG_DONTWAIT.
-      const int flags = ::fcntl(fd.get(), F_GETFL);
-      if (flags < 0 || ::fcntl(fd.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) return base::errno_status("fcntl");
       return tcp_adopt(fd.release());
     }
     last = absl::UnavailableError(absl::StrCat("connect ", endpoint, ": ", std::strerror(error)));
