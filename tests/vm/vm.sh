@@ -76,12 +76,13 @@ start() {
   case $vm_rooms in /tmp/* | /run/*) keep+=("$(cd "$vm_rooms/../.." && pwd)") ;; esac
 
   vm_initramfs "$dir/initramfs" "$vm_rooms/guest/init" "$version" virtio_pci 9pnet_virtio 9p virtio_net -- "$vm_rooms/guest/agent.sh"
+  vm_kernel "$dir/kernel" "$version"
   mkfifo "$dir/control.in" "$dir/control.out" || vm_die "cannot make a fifo in $dir"
   arguments=(-M q35 -accel "tcg,thread=multi" -cpu "$vm_cpu" -smp "$smp" -m "$memory" -nodefaults -display none -monitor none -no-reboot
     -serial "file:$log" -chardev "pipe,id=control,path=$dir/control" -serial chardev:control
     -virtfs "local,path=/,security_model=none,readonly=on,multidevs=remap,mount_tag=hostroot"
     -virtfs "local,path=$scratch,security_model=none,multidevs=remap,mount_tag=scratch"
-    -kernel "/boot/vmlinuz-$version" -initrd "$dir/initramfs")
+    -kernel "$dir/kernel" -initrd "$dir/initramfs")
   [ -z "$net" ] || arguments+=(-netdev "user,id=net0,ipv6=off" -device "virtio-net-pci,netdev=net0,romfile=")
   local IFS=:
   local kept="${keep[*]-}"
@@ -166,7 +167,7 @@ stop() {
   fi
   stop_hard
   cp "$dir/vm/dmesg" "$dir/dmesg" 2>/dev/null
-  rm -f "$dir"/{control.in,control.out,pid,initramfs}
+  rm -f "$dir"/{control.in,control.out,pid,initramfs,kernel}
 }
 
 case ${1:-} in --help | -h) usage 0 ;; esac

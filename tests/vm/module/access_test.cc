@@ -45,7 +45,8 @@ TEST(Plug, ShowsTheFunctionBehindItsPort) {
     if (i >= 0x10 && i < 0x28) continue;  // BARs
     if (i == 0x0c || i == 0x0d || i == 0x3c) continue;
     if (std::byte(config[i]) != image.bytes()[i] && image.write_mask()[i] == std::byte{0}) {
-      ADD_FAILURE() << absl::StrCat("byte ", absl::Hex(i), " is ", int(std::byte(config[i])), " and not ", int(image.bytes()[i]));
+      ADD_FAILURE() << absl::StrCat("byte ", absl::Hex(i), " is ", int(std::byte(config[i])), " and not ",
+                                    int(image.bytes()[i]));
     }
   }
   EXPECT_TRUE(absl::StrContains(read_file("/sys/class/dxpu/port0/state"), "attached"));
@@ -74,10 +75,12 @@ class Device : public testing::Test {
 
 TEST_F(Device, RegistersAndTheirSideEffects) {
   EXPECT_EQ(read32(*device, kRegisters, MemoryFunction::kMagicOffset), MemoryFunction::kMagic);
-  for (uint32_t i = 0; i < 5; ++i) EXPECT_EQ(read32(*device, kRegisters, MemoryFunction::kCounter), i) << "read once each";
+  for (uint32_t i = 0; i < 5; ++i)
+    EXPECT_EQ(read32(*device, kRegisters, MemoryFunction::kCounter), i) << "read once each";
   for (uint32_t i = 0; i < 100; ++i) {
     write32(*device, kRegisters, MemoryFunction::kScratch + 4 * (i % 8), i);
-    EXPECT_EQ(read32(*device, kRegisters, MemoryFunction::kScratch + 4 * (i % 8)), i) << "a read sees the writes before it";
+    EXPECT_EQ(read32(*device, kRegisters, MemoryFunction::kScratch + 4 * (i % 8)), i)
+        << "a read sees the writes before it";
   }
   EXPECT_EQ(read32(*device, kRegisters, MemoryFunction::kWrites), 100u);
   EXPECT_EQ(*device->bar_size(kRam), 64u * 1024);
@@ -91,7 +94,8 @@ TEST_F(Device, AnySizeAndAlignment) {
   std::vector<std::byte> model(64 * 1024);
   for (std::byte& b : model) b = std::byte(random());
   ASSERT_TRUE(device->bar_write(kRam, 0, model).ok());
-  std::vector<size_t> sizes = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 127, 255, 256, 1000, 4095, 4096, 4097, 10000, 20000};
+  std::vector<size_t> sizes = {1,  2,  3,  4,   5,   6,   7,    8,    9,    15,   16,    17,   31,
+                               63, 64, 65, 127, 255, 256, 1000, 4095, 4096, 4097, 10000, 20000};
   for (size_t size : sizes) {
     for (int i = 0; i < 4; ++i) {
       const size_t offset = random() % (model.size() - size + 1);
@@ -183,7 +187,8 @@ TEST_F(Device, ResetKeepsTheConfiguration) {
   ASSERT_TRUE(device->reset().ok());
   EXPECT_EQ(read32(*device, kRegisters, MemoryFunction::kScratch), 0u) << "registers are at their reset values";
   EXPECT_EQ(config16(*device, 0x04), command);
-  EXPECT_TRUE(eventually([&] { return served.function.config().bus_master_enabled(); })) << "written to the function again";
+  EXPECT_TRUE(eventually([&] { return served.function.config().bus_master_enabled(); }))
+      << "written to the function again";
 }
 
 TEST_F(Device, TheNextUserFindsNothingOfThisOne) {
@@ -243,7 +248,8 @@ TEST(TwoPorts, ASlowReadDelaysNobody) {
   std::thread stuck([&] { EXPECT_EQ(read32(*slow_device, kRegisters, StubbornFunction::kStuck), 0u); });
   ASSERT_TRUE(slow.function.wait_held(1, kPatience));
   EXPECT_EQ(read32(*quick_device, kRegisters, MemoryFunction::kMagicOffset), MemoryFunction::kMagic);
-  EXPECT_EQ(read32(*slow_device, kRegisters, MemoryFunction::kMagicOffset), MemoryFunction::kMagic) << "same port, another reader";
+  EXPECT_EQ(read32(*slow_device, kRegisters, MemoryFunction::kMagicOffset), MemoryFunction::kMagic)
+      << "same port, another reader";
   EXPECT_EQ(slow.function.release(), 1u);
   stuck.join();
 }

@@ -31,9 +31,7 @@ dxpu_hello good_hello() {
           .domain = 0};
 }
 
-int run(int fd, unsigned long command, void* argument) {
-  return ::ioctl(fd, command, argument) < 0 ? -errno : 0;
-}
+int run(int fd, unsigned long command, void* argument) { return ::ioctl(fd, command, argument) < 0 ? -errno : 0; }
 
 // A server written by hand.
 struct Raw {
@@ -144,7 +142,8 @@ TEST_P(Hostile, RingsCostTheFunctionOnly) {
   ASSERT_TRUE(eventually([&] { return raw.state() == DXPU_PORT_EMPTY; }));
   ASSERT_EQ(raw.plug(), 0);
   ASSERT_TRUE(eventually([&] { return raw.state() == DXPU_PORT_ATTACHED; })) << raw.state();
-  dxpu_completion completion = {.bytes = 32, .status = 0, .reserved0 = 0, .id = 0x1234567, .length = 0, .reserved1 = {}};
+  dxpu_completion completion = {
+      .bytes = 32, .status = 0, .reserved0 = 0, .id = 0x1234567, .length = 0, .reserved1 = {}};
   if (what == "unexpected") {
     const uint64_t unexpected = counter(kPort, "unexpected_completions") + counter(kPort, "late_completions");
     std::memcpy(raw.cq(), &completion, sizeof completion);

@@ -135,6 +135,11 @@ TEST_F(Dma, UnmapIsHonoured) {
     std::fill(mapped.data, mapped.data + mapped.size, std::byte{0});
   }
   EXPECT_GT(counter(0, "dma_unmaps"), 0u);
+  ASSERT_TRUE(device->map_dma(kIova, memory.data, memory.size, false, true).ok());
+  EXPECT_TRUE(write(kIova, data)) << "right after an unmap, into memory that it may only write";
+  EXPECT_TRUE(std::equal(data.begin(), data.end(), memory.data));
+  std::vector<std::byte> out(8);
+  EXPECT_EQ(read(kIova, out), Outcome::kUnsupportedRequest);
 }
 
 TEST_F(Dma, BusMasterOff) {

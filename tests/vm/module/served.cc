@@ -15,10 +15,12 @@ namespace dxpu::vm {
 using function::MemoryFunction;
 using function::Outcome;
 
-StubbornFunction::StubbornFunction(function::MemoryFunctionOptions options) : memory_(*MemoryFunction::create(options)) {}
+StubbornFunction::StubbornFunction(function::MemoryFunctionOptions options)
+    : memory_(*MemoryFunction::create(options)) {}
 
 void StubbornFunction::bar_read(unsigned bar, uint64_t offset, uint32_t length, function::ReadDone done) {
-  if (bar != MemoryFunction::kRegisterBar || offset != kStuck) return memory_->bar_read(bar, offset, length, std::move(done));
+  if (bar != MemoryFunction::kRegisterBar || offset != kStuck)
+    return memory_->bar_read(bar, offset, length, std::move(done));
   std::lock_guard lock(mutex_);
   held_.push_back(std::move(done));
   changed_.notify_all();
