@@ -3,8 +3,8 @@
  * The private PCI domain: a root bus whose devices are virtual root ports, and what lies behind them.
  *
  * Windows come from holes of the physical address space; nothing is behind them, and nothing needs to be: functions are
- * reached through VFIO, whose accesses are calls. Each port gets its share preset in its window registers, so that hot-add
- * never has to look for room.
+ * reached through VFIO, whose accesses are calls. Each port gets its share preset in its window registers, so that
+ * hot-add never has to look for room.
  */
 #define pr_fmt(fmt) "dxpu: " fmt
 
@@ -88,8 +88,8 @@ struct dxpu_port *dxpu_port_of(struct pci_dev *pdev)
 }
 
 /*
- * Sees each function before any driver can: device_add() runs long before the PCI core allows a match. No driver but ours
- * may ever bind, since there is no memory behind the BARs.
+ * Sees each function before any driver can: device_add() runs long before the PCI core allows a match. No driver but
+ * ours may ever bind, since there is no memory behind the BARs.
  */
 static int dxpu_bus_event(struct notifier_block *block, unsigned long action, void *data)
 {
@@ -122,7 +122,7 @@ static u64 highest_address(void)
 	return (1ULL << min_t(unsigned int, boot_cpu_data.x86_phys_bits, 52)) - 1;
 }
 
-/* A hole of the physical address space, as high as one is found: low ones are where firmware and hot-added memory go. */
+/* A hole of the physical address space, high up: low ones are where firmware and hot-added memory go. */
 static int find_hole(struct resource *res, const char *name, unsigned long flags, u64 size, u64 align)
 {
 	static const u64 floors[] = { SZ_1T, 512ULL * SZ_1G, 256ULL * SZ_1G, 64ULL * SZ_1G, SZ_4G };
@@ -135,7 +135,7 @@ static int find_hole(struct resource *res, const char *name, unsigned long flags
 		if (!allocate_resource(&iomem_resource, res, size, floors[i], highest_address(), align, NULL, NULL))
 			return 0;
 	}
-	pr_err("no hole of %#llx bytes above 4 GiB in %u physical address bits for the %s: fewer ports or smaller windows\n",
+	pr_err("no hole of %#llx bytes in %u physical address bits for the %s: fewer ports or smaller windows\n",
 	       size, boot_cpu_data.x86_phys_bits, name);
 	return -EBUSY;
 }
@@ -172,9 +172,10 @@ static int create_bridge(struct dxpu_bus *bus)
 	bus->root = bridge->bus;
 	pci_lock_rescan_remove();
 	list_for_each_entry(pdev, &bus->root->devices, bus_list) {
-		/* I/O registers that read as zero mean no I/O window, but the core takes them for one of 4 KiB at zero. */
+		/* I/O registers that read as zero mean no I/O window, but the core sees one of 4 KiB at zero. */
 		pdev->resource[PCI_BRIDGE_IO_WINDOW].flags = 0;
-		if (pci_claim_resource(pdev, PCI_BRIDGE_MEM_WINDOW) || pci_claim_resource(pdev, PCI_BRIDGE_PREF_MEM_WINDOW))
+		if (pci_claim_resource(pdev, PCI_BRIDGE_MEM_WINDOW) ||
+		    pci_claim_resource(pdev, PCI_BRIDGE_PREF_MEM_WINDOW))
 			pci_err(pdev, "dxpu: its windows are not free\n");
 	}
 	pci_bus_add_devices(bus->root);
@@ -199,7 +200,8 @@ int dxpu_bus_create(struct dxpu_bus *bus, int domain)
 	bus->buses.end = bus->ports;
 	bus->buses.flags = IORESOURCE_BUS;
 
-	ret = find_hole(&bus->pref, "dxpu prefetchable window", IORESOURCE_MEM | IORESOURCE_MEM_64 | IORESOURCE_PREFETCH,
+	ret = find_hole(&bus->pref, "dxpu prefetchable window",
+			IORESOURCE_MEM | IORESOURCE_MEM_64 | IORESOURCE_PREFETCH,
 			bus->pref_bytes * bus->ports, bus->pref_bytes);
 	if (ret)
 		return ret;

@@ -33,7 +33,7 @@
 struct dxpu_channel {
 	struct dxpu_bus *bus;
 	struct dxpu_port *port;
-	struct mutex lock;
+	struct mutex lock; /* claiming, taking in completions */
 	void *map;
 	u32 cq_head;
 	bool greeted;
@@ -146,7 +146,7 @@ static int claim(struct dxpu_channel *channel, void __user *argument)
 	port->sq_tail = 0;
 	WRITE_ONCE(port->channel, channel);
 	raw_spin_unlock_irqrestore(&port->tx_lock, flags);
-	/* Last: the other commands look at it without the lock. */
+	/* Last: the other commands look at it without the lock, so what they find behind it must be there. */
 	smp_store_release(&channel->port, port);
 unlock:
 	mutex_unlock(&port->lock);
@@ -218,6 +218,7 @@ static int take_completions(struct dxpu_channel *channel)
 		channel->cq_head += bytes;
 		available -= bytes;
 	}
+	/* The records are read before the index that lets them be overwritten. */
 	smp_store_release(&control->cq_head, channel->cq_head);
 	mutex_unlock(&channel->lock);
 
@@ -382,11 +383,14 @@ static long dxpu_ioctl(struct file *file, unsigned int command, unsigned long ar
 static __poll_t dxpu_poll(struct file *file, poll_table *table)
 {
 	struct dxpu_channel *channel = file->private_data;
-	struct dxpu_port *port = smp_load_acquire(&channel->port);
-	struct dxpu_control *control = channel->map;
+	struct dxpu_control *control;
+	struct dxpu_port *port;
 
+	/* Pairs with the release in claim(). */
+	port = smp_load_acquire(&channel->port);
 	if (!port)
 		return EPOLLERR;
+	control = channel->map;
 	poll_wait(file, &port->server_wq, table);
 	return something_to_do(channel, READ_ONCE(control->status_seq)) ? EPOLLIN | EPOLLRDNORM : 0;
 }
@@ -395,6 +399,7 @@ static int dxpu_mmap(struct file *file, struct vm_area_struct *vma)
 {
 	struct dxpu_channel *channel = file->private_data;
 
+	/* Pairs with the release in claim(). */
 	if (!smp_load_acquire(&channel->port))
 		return -ENOTCONN;
 	if (vma->vm_pgoff || vma->vm_end - vma->vm_start != DXPU_MAP_BYTES)

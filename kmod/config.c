@@ -2,9 +2,9 @@
 /*
  * Configuration space as a local shadow.
  *
- * lspci and sysfs read configuration space with IRQs off, so nothing here waits for anybody: reads come from the shadow,
- * writes change it under a raw spinlock and are sent on to the function as posted requests, in order with everything
- * else. Registers that change on their own are refreshed by the host daemon (DXPU_IOC_CONFIG_UPDATE).
+ * lspci and sysfs read configuration space with IRQs off, so nothing here waits for anybody: reads come from the
+ * shadow, writes change it under a raw spinlock and are sent on to the function as posted requests, in order with
+ * everything else. Registers that change on their own are refreshed by the host daemon (DXPU_IOC_CONFIG_UPDATE).
  */
 #include <linux/kernel.h>
 #include <linux/log2.h>
@@ -195,7 +195,7 @@ static void post_write(struct dxpu_port *port, int where, int size, u32 value)
 	dxpu_count(port, DXPU_COUNT_CONFIG_WRITES);
 }
 
-/* BARs are the kernel's: it put them where they are and does not expect a reset to be undone by hand for a VFIO user. */
+/* BARs are the kernel's: after a user's reset they stay where it put them. */
 static void reset_shadow(struct dxpu_port *port, bool keep_bars)
 {
 	struct dxpu_config *fn = &port->fn;
@@ -303,7 +303,8 @@ u16 dxpu_function_command(struct dxpu_port *port)
  * dxpu_function_restore() - after a reset: what was configured is written again
  * @port: port it is plugged in
  *
- * As pci_restore_state() does for a driver. The shadow still says what was configured; the function is at its reset values.
+ * As pci_restore_state() does for a driver. The shadow still says what was configured; the function is at its reset
+ * values.
  */
 void dxpu_function_restore(struct dxpu_port *port)
 {

@@ -2,20 +2,21 @@
 /*
  * The function's access to memory: what its VFIO user mapped, nothing else.
  *
- * Pages are pinned when first used and kept until they are unmapped, the user closes or the function goes. A copy is made
- * only when every page of its range is pinned: a range that is mapped in part touches nothing.
+ * Pages are pinned when first used and kept until they are unmapped, the user closes or the function goes. A copy is
+ * made only when every page of its range is pinned: a range that is mapped in part touches nothing.
  *
  * Two rules keep the VFIO core happy:
- * - The type1 driver, having told us of an unmap, looks whether anything is pinned there, tells us again if so, and after ten
- *   times it BUG()s. A range that was unmapped lately is therefore fenced: for a moment nothing in it is pinned again,
- *   and what is (legitimately, mapped anew) accessed there is copied through vfio_dma_rw() instead.
- * - An unmap waits for us, so it must never wait for a page fault of the host daemon: copies run with faults disabled under
- *   @dma_sem, faults are taken outside.
+ * - The type1 driver, having told us of an unmap, looks whether anything is pinned there, tells us again if so, and
+ *   after ten times it BUG()s. A range that was unmapped lately is therefore fenced: for a moment nothing in it is
+ *   pinned again, and what is (legitimately, mapped anew) accessed there is copied through vfio_dma_rw() instead.
+ * - An unmap waits for us, so it must never wait for a page fault of the host daemon: copies run with faults disabled
+ *   under @dma_sem, faults are taken outside.
  */
 #include <linux/highmem.h>
 #include <linux/iommu.h>
 #include <linux/jiffies.h>
 #include <linux/pagemap.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 #include <linux/vfio.h>
@@ -179,6 +180,19 @@ static int pin_run(struct dxpu_port *port, unsigned long at, unsigned int count,
 	return 0;
 }
 
+/* The common case: all of it was used before. */
+static bool is_cached(struct dxpu_port *port, unsigned long first, unsigned long last, bool write)
+{
+	unsigned long at;
+
+	down_read(&port->dma_sem);
+	for (at = first; at <= last; at++)
+		if (!usable(xa_load(&port->pages, at), write))
+			break;
+	up_read(&port->dma_sem);
+	return at > last;
+}
+
 /* Makes sure that all of [first, last] is in the cache, for that direction. -EAGAIN: fenced. */
 static int pin_range(struct dxpu_port *port, unsigned long first, unsigned long last, bool write)
 {
@@ -186,6 +200,8 @@ static int pin_range(struct dxpu_port *port, unsigned long first, unsigned long 
 	unsigned long at = first;
 	int ret = 0;
 
+	if (is_cached(port, first, last, write))
+		return 0;
 	pages = kmalloc_array(VFIO_PIN_PAGES_MAX_ENTRIES, sizeof(*pages), GFP_KERNEL_ACCOUNT);
 	if (!pages)
 		return -ENOMEM;
@@ -250,6 +266,7 @@ static unsigned long copy_in_page(void *kernel, void __user *user, size_t bytes,
 			value = READ_ONCE(*(u32 *)kernel);
 		else
 			value = READ_ONCE(*(u16 *)kernel);
+		/* Everything read after is read after. */
 		smp_rmb();
 		return __copy_to_user_inatomic(user, &value, bytes);
 	}
@@ -258,7 +275,7 @@ static unsigned long copy_in_page(void *kernel, void __user *user, size_t bytes,
 	return __copy_to_user_inatomic(user, kernel, bytes);
 }
 
-/* One piece that lies in one page. 0, -ENXIO when the page has left the cache, -EFAULT when faulting in did not help. */
+/* One piece that lies in one page. -ENXIO: the page has left the cache. -EFAULT: faulting in did not help. */
 static int copy_piece(struct dxpu_port *port, u64 iova, char __user *user, size_t bytes, bool write)
 {
 	unsigned long left;
@@ -318,7 +335,7 @@ static int bounce(struct dxpu_port *port, u64 iova, void *data, size_t bytes, bo
 		destroy_work_on_stack(&bounce.work);
 	}
 	mutex_unlock(&port->pin_mutex);
-	return bounce.ret ? -ENXIO : 0;
+	return !bounce.ret || bounce.ret == -EPERM ? bounce.ret : -ENXIO;
 }
 
 /* The same copy without pinning anything, for ranges that were unmapped a moment ago and may be mapped again. */
@@ -375,8 +392,16 @@ static int copy_range(struct dxpu_port *port, const struct dxpu_dma_range *range
 		mutex_unlock(&port->pin_mutex);
 		ret = pin_range(port, first, last, write);
 	}
-	if (ret == -EAGAIN)
-		return copy_bounced(port, range);
+	if (ret == -EAGAIN) {
+		ret = copy_bounced(port, range);
+		if (ret != -EPERM)
+			return ret;
+		/* vfio_dma_rw() wants a mapping that can be read, also to write. Such a one waits for the fence to fall. */
+		schedule_timeout_killable(FENCE_JIFFIES + 1);
+		ret = pin_range(port, first, last, write);
+		if (ret == -EAGAIN)
+			ret = -ENXIO;
+	}
 	for (done = 0; !ret && done < range->bytes; done += step) {
 		step = min_t(u32, range->bytes - done, PAGE_SIZE - offset_in_page(range->iova + done));
 		ret = copy_piece(port, range->iova + done, user + done, step, write);

@@ -202,7 +202,7 @@ struct dxpu_port {
 	struct dxpu_bus *bus;
 	unsigned int index;
 
-	struct mutex lock;
+	struct mutex lock; /* state, plug, unplug, users */
 	enum dxpu_port_state state;
 	int error;
 	u64 plugs;
@@ -210,7 +210,7 @@ struct dxpu_port {
 	unsigned int users;
 	pid_t holder_pid;
 	char holder[TASK_COMM_LEN];
-	struct mutex resetting;
+	struct mutex resetting; /* one reset at a time */
 
 	raw_spinlock_t cfg_lock;
 	struct dxpu_config root;
@@ -220,7 +220,7 @@ struct dxpu_port {
 	struct dxpu_facts facts;
 	bool live;
 
-	spinlock_t msi_lock;
+	spinlock_t msi_lock; /* virq */
 	unsigned int virq;
 	struct irq_work fire;
 
@@ -232,14 +232,14 @@ struct dxpu_port {
 	wait_queue_head_t space_wq;
 	atomic_t status_seq;
 
-	spinlock_t req_lock;
+	spinlock_t req_lock; /* slot */
 	struct dxpu_slot slot[DXPU_SLOTS];
 	wait_queue_head_t slot_wq;
 	unsigned long read_deadline;
 	unsigned long write_deadline;
 	unsigned long reset_deadline;
 
-	spinlock_t irq_lock;
+	spinlock_t irq_lock; /* facts.vectors, vector, req_trigger */
 	struct dxpu_vector *vector;
 	struct eventfd_ctx *req_trigger;
 	struct work_struct flush_msix;
@@ -247,7 +247,7 @@ struct dxpu_port {
 
 	u32 vbar[DXPU_BARS];
 
-	struct mutex pin_mutex;
+	struct mutex pin_mutex; /* dma_dev, fence, pages */
 	struct vfio_device *dma_dev;
 	struct rw_semaphore dma_sem;
 	struct xarray pages;

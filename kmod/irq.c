@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The hot-plug interrupt: an MSI domain without a parent, as no real interrupt controller is involved. The port's own MSI
- * registers keep address and data, but what raises the interrupt is an irq_work on this CPU.
+ * The hot-plug interrupt: an MSI domain without a parent, as no real interrupt controller is involved. The port's own
+ * MSI registers keep address and data, but what raises the interrupt is an irq_work on this CPU.
  */
 #include <linux/irq.h>
 #include <linux/irqdomain.h>

@@ -2,9 +2,9 @@
 /*
  * dxpu: functions of other machines as PCI devices of this one.
  *
- * What this is: a PCI domain of its own with virtual root ports, behind which the kernel's own hot-plug driver shows the
- * functions that a host daemon plugs through /dev/dxpu; a VFIO driver that offers each of them to programs and virtual
- * machines. What it is not: it never sees a network, and no native driver can bind to what it shows.
+ * What this is: a PCI domain of its own with virtual root ports, behind which the kernel's own hot-plug driver shows
+ * the functions that a host daemon plugs through /dev/dxpu; a VFIO driver that offers each of them to programs and
+ * virtual machines. What it is not: it never sees a network, and no native driver can bind to what it shows.
  *
  * Exported symbols only; stock Debian 12 kernel (6.1). docs/kernel-abi.md is the manual.
  */
@@ -122,9 +122,9 @@ unregister_driver:
 }
 
 /*
- * No file of /dev/dxpu and no VFIO device is open, or we would not be here: every function is unplugged. What may remain is
- * pciehp on its way to remove one. It takes the rescan lock for that, and removing a port under that lock waits for
- * pciehp, so it has to be done before the ports go.
+ * No file of /dev/dxpu and no VFIO device is open, or we would not be here: every function is unplugged. What may
+ * remain is pciehp on its way to remove one. It takes the rescan lock for that, and removing a port under that lock
+ * waits for pciehp, so it has to be done before the ports go.
  */
 static void __exit dxpu_exit(void)
 {

@@ -3,8 +3,8 @@
  * Interrupts of the function towards its VFIO user: MSI-X vectors and the REQ index, all by eventfd. Never ERR: QEMU
  * answers that one by stopping the virtual machine.
  *
- * Table and pending bits are served here; they never cross the network. As with vfio-pci, a vector that gets an eventfd is
- * unmasked and one that loses it is masked; a user that wants more writes the table.
+ * Table and pending bits are served here; they never cross the network. As with vfio-pci, a vector that gets an eventfd
+ * is unmasked and one that loses it is masked; a user that wants more writes the table.
  */
 #include <linux/eventfd.h>
 #include <linux/mm.h>

@@ -2,12 +2,12 @@
 /*
  * One virtual root port.
  *
- * Its registers are emulated faithfully enough that the kernel's own pcieport and pciehp drive it: presence and link state
- * change, the hot-plug interrupt fires, pciehp scans or removes. Nothing here adds or removes a PCI device.
+ * Its registers are emulated faithfully enough that the kernel's own pcieport and pciehp drive it: presence and link
+ * state change, the hot-plug interrupt fires, pciehp scans or removes. Nothing here adds or removes a PCI device.
  *
- * Removal has two steps. First the function is gone: configuration and BARs read as all ones, waiters end, DMA stops, users
- * are told. Only when no user has it open does the link go down, because pciehp holds the global rescan lock while a driver's
- * remove waits for its users: a holder that never closes must not stop hot-plug of every other port.
+ * Removal has two steps. First the function is gone: configuration and BARs read as all ones, waiters end, DMA stops,
+ * users are told. Only when no user has it open does the link go down, because pciehp holds the global rescan lock
+ * while a driver's remove waits for its users: a holder that never closes must not stop hot-plug of every other port.
  */
 #define pr_fmt(fmt) "dxpu: " fmt
 
@@ -205,7 +205,8 @@ static int check_fit(struct dxpu_port *port, const struct dxpu_facts *facts)
 
 	for (i = 0; i < DXPU_BARS; i++) {
 		const struct dxpu_bar *bar = &facts->bar[i];
-		u64 *sum = bar->flags & PCI_BASE_ADDRESS_MEM_PREFETCH && bar->flags & PCI_BASE_ADDRESS_MEM_TYPE_64 ? &pref : &mem;
+		u32 wide = PCI_BASE_ADDRESS_MEM_PREFETCH | PCI_BASE_ADDRESS_MEM_TYPE_64;
+		u64 *sum = (bar->flags & wide) == wide ? &pref : &mem;
 
 		if (!bar->size)
 			continue;
@@ -226,6 +227,7 @@ static int check_fit(struct dxpu_port *port, const struct dxpu_facts *facts)
  */
 int dxpu_port_plug(struct dxpu_port *port, struct dxpu_config *config)
 {
+	struct dxpu_vector *vector = NULL;
 	struct dxpu_facts facts;
 	int at, ret;
 
@@ -246,13 +248,17 @@ int dxpu_port_plug(struct dxpu_port *port, struct dxpu_config *config)
 		goto unlock;
 	}
 	if (facts.vectors) {
-		port->vector = kvcalloc(facts.vectors, sizeof(*port->vector), GFP_KERNEL);
-		if (!port->vector) {
+		vector = kvcalloc(facts.vectors, sizeof(*vector), GFP_KERNEL);
+		if (!vector) {
 			ret = -ENOMEM;
 			goto unlock;
 		}
 	}
+	/* Together: who raises an interrupt meanwhile trusts the number that goes with the array. */
+	spin_lock(&port->irq_lock);
 	port->facts = facts;
+	port->vector = vector;
+	spin_unlock(&port->irq_lock);
 	memcpy(&port->fn, config, sizeof(port->fn));
 	dxpu_msix_reset(port);
 	memset(port->vbar, 0, sizeof(port->vbar));
@@ -289,13 +295,17 @@ void dxpu_port_unplug(struct dxpu_port *port)
 	if (port->pdev)
 		port->pdev->error_state = pci_channel_io_perm_failure;
 	dxpu_end_requests(port);
+	set_state(port, DXPU_PORT_GONE);
+	dxpu_request_release(port);
+	mutex_unlock(&port->lock);
+
+	/* Not under the lock: a page fault of the user may be in the way, and status must not wait for that. */
 	dxpu_dma_stop(port);
-	if (port->users) {
-		set_state(port, DXPU_PORT_GONE);
-		dxpu_request_release(port);
-	} else {
+
+	mutex_lock(&port->lock);
+	/* Its user may have closed meanwhile, which took the link down. */
+	if (port->state == DXPU_PORT_GONE && !port->users)
 		link_down(port);
-	}
 	mutex_unlock(&port->lock);
 }
 
@@ -375,7 +385,7 @@ int dxpu_port_opened(struct dxpu_port *port)
 	mutex_lock(&port->lock);
 	if (port->state == DXPU_PORT_ATTACHED) {
 		port->users = 1;
-		port->holder_pid = task_tgid_vnr(current);
+		port->holder_pid = task_tgid_nr(current);
 		get_task_comm(port->holder, current->group_leader);
 		dxpu_port_changed(port);
 		ret = 0;

@@ -2,9 +2,9 @@
 /*
  * Requests to user space, and their completions.
  *
- * One ordered stream per port: MMIO reads and writes, configuration writes and resets leave in the order they were made, so a
- * write can not be overtaken by a later read. User space can write to the whole mapping at any time; the kernel takes
- * nothing from it but the two indices and the completion records, each fetched once and checked.
+ * One ordered stream per port: MMIO reads and writes, configuration writes and resets leave in the order they were
+ * made, so a write can not be overtaken by a later read. User space can write to the whole mapping at any time; the
+ * kernel takes nothing from it but the two indices and the completion records, each fetched once and checked.
  *
  * Every wait here has a deadline and ends when the function goes or the waiting task is killed.
  */
@@ -110,6 +110,7 @@ unlock:
 	if (!ret) {
 		/* The index before the look for sleepers; pairs with the barrier in wait_event(). */
 		smp_mb();
+		/* Ordered by the barrier above. */
 		if (waitqueue_active(&port->server_wq)) {
 			if (irqs_disabled())
 				irq_work_queue(&port->kick);

@@ -164,8 +164,9 @@ int dxpu_sysfs_create(struct dxpu_bus *bus)
 		return PTR_ERR(dxpu_class);
 	for (i = 0; i < bus->ports; i++) {
 		struct dxpu_port *port = bus->port[i];
-		struct device *dev = device_create_with_groups(dxpu_class, NULL, MKDEV(0, 0), port, port_groups, "port%u", i);
+		struct device *dev;
 
+		dev = device_create_with_groups(dxpu_class, NULL, MKDEV(0, 0), port, port_groups, "port%u", i);
 		if (IS_ERR(dev)) {
 			dxpu_sysfs_destroy(bus);
 			return PTR_ERR(dev);

@@ -2,8 +2,8 @@
 /*
  * The function as a VFIO device with an emulated IOMMU: what QEMU's vfio-pci and any other VFIO program opens.
  *
- * No region can be mapped, so every access is a call that can sleep until the other side has answered. Register accesses
- * keep their size; longer ones are cut at DXPU_MAX_TRANSFER. The MSI-X table and pending bits are served locally.
+ * No region can be mapped, so every access is a call that can sleep until the other side has answered. Register
+ * accesses keep their size; longer ones are cut at DXPU_MAX_TRANSFER. The MSI-X table and pending bits are served here.
  */
 #include <linux/module.h>
 #include <linux/nospec.h>
@@ -96,7 +96,7 @@ static void dxpu_vfio_dma_unmap(struct vfio_device *vdev, u64 iova, u64 length)
 	dxpu_dma_unmap(port_of(vdev), iova, length);
 }
 
-/* ---- configuration space ----------------------------------------------------------------------------------------- */
+/* ---- configuration space ---- */
 
 static bool is_vbar(int where)
 {
@@ -181,7 +181,7 @@ static ssize_t config_access(struct dxpu_port *port, char __user *buffer, size_t
 	return count;
 }
 
-/* ---- BARs --------------------------------------------------------------------------------------------------------- */
+/* ---- BARs ---- */
 
 /* How much of [offset, offset + left) is on the same side of [start, start + bytes) as its first byte. */
 static u64 clip(u64 offset, u64 left, u64 start, u64 bytes, bool *inside)
@@ -204,7 +204,8 @@ static int bar_piece(struct dxpu_port *port, unsigned int bar, u64 offset, u8 *d
 		left = clip(offset, left, facts->pba_offset, DIV_ROUND_UP(facts->vectors, 64) * 8, &pba);
 	*length = left;
 	if (table || pba) {
-		dxpu_msix_table_access(port, pba, offset - (pba ? facts->pba_offset : facts->table_offset), data, left, write);
+		offset -= pba ? facts->pba_offset : facts->table_offset;
+		dxpu_msix_table_access(port, pba, offset, data, left, write);
 		return 0;
 	}
 	return write ? dxpu_mmio_write(port, bar, offset, data, left) : dxpu_mmio_read(port, bar, offset, data, left);
@@ -273,7 +274,7 @@ static ssize_t dxpu_vfio_write(struct vfio_device *vdev, const char __user *buff
 	return access(vdev, (char __user *)buffer, count, position, true);
 }
 
-/* ---- commands ----------------------------------------------------------------------------------------------------- */
+/* ---- commands ---- */
 
 static int device_info(void __user *argument)
 {
@@ -402,7 +403,7 @@ static const struct vfio_device_ops dxpu_vfio_ops = {
 	.dma_unmap = dxpu_vfio_dma_unmap,
 };
 
-/* ---- the driver --------------------------------------------------------------------------------------------------- */
+/* ---- the driver ---- */
 
 static int dxpu_vfio_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
@@ -415,7 +416,9 @@ static int dxpu_vfio_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (!port)
 		return -ENODEV;
 	for (i = 0; i < DXPU_BARS; i++) {
-		if (port->facts.bar[i].size && (!pci_resource_len(pdev, i) || pdev->resource[i].flags & IORESOURCE_UNSET)) {
+		/* Another length: what pciehp scanned was replaced while it scanned, and it will do so again. */
+		if (port->facts.bar[i].size && (pci_resource_len(pdev, i) != port->facts.bar[i].size ||
+						pdev->resource[i].flags & IORESOURCE_UNSET)) {
 			pci_err(pdev, "BAR %u has no address\n", i);
 			dxpu_port_offered(port, -ENOSPC);
 			return -ENOSPC;

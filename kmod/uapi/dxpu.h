@@ -8,9 +8,9 @@
  *
  * The mapping holds one page of indices, the request ring (kernel to user) and the completion ring (user to kernel).
  * Indices are free-running byte counts; an offset in a ring is index & (ring size - 1). Records are DXPU_RECORD_ALIGN
- * aligned and never wrap: a record of kind DXPU_REQ_PAD or DXPU_STATUS_PAD fills the end of a ring that is too short for
- * the next one. The producer stores its tail with release after the record, the consumer its head with release after it
- * has copied the record out.
+ * aligned and never wrap: a record of kind DXPU_REQ_PAD or DXPU_STATUS_PAD fills the end of a ring that is too short
+ * for the next one. The producer stores its tail with release after the record, the consumer its head with release
+ * after it has copied the record out.
  *
  * Closing the file is surprise removal of what was plugged; the port stays and can be claimed again.
  * docs/kernel-abi.md is the manual. All numbers are little-endian (x86-64 only).
@@ -39,7 +39,7 @@
 /* Longest MMIO read or write in one record: what one TLP can carry. */
 #define DXPU_MAX_TRANSFER	4096
 
-/* ---- the mapping ------------------------------------------------------------------------------------------------ */
+/* ---- the mapping ---- */
 
 #define DXPU_CONTROL_BYTES	4096
 #define DXPU_SQ_BYTES		(256 * 1024)
@@ -66,6 +66,7 @@ struct dxpu_control {
 	__u32 cq_tail;
 	__u32 reserved1[14];
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_control) == 128);
 
 enum dxpu_request_kind {
@@ -97,6 +98,7 @@ struct dxpu_request {
 	__u32 length;
 	__u32 value;
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_request) == 32);
 
 /* The first four are completion statuses of the PCI Express specification. Anything but success reads as all ones. */
@@ -128,9 +130,10 @@ struct dxpu_completion {
 	__u32 length;
 	__u32 reserved1[3];
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_completion) == 32);
 
-/* ---- commands --------------------------------------------------------------------------------------------------- */
+/* ---- commands ---- */
 
 /**
  * struct dxpu_hello - DXPU_IOC_HELLO, first of all on a file
@@ -159,6 +162,7 @@ struct dxpu_hello {
 	__u32 ports;
 	__u32 domain;
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_hello) == 40);
 
 /**
@@ -180,6 +184,7 @@ struct dxpu_claim {
 	__u32 reset_deadline_ms;
 	__u32 reserved;
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_claim) == 24);
 #define DXPU_MAX_DEADLINE_MS	600000
 
@@ -203,6 +208,7 @@ struct dxpu_plug {
 	__u64 write_mask;
 	__u64 w1c_mask;
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_plug) == 32);
 
 /**
@@ -221,6 +227,7 @@ struct dxpu_wait {
 	__u32 seen_status_seq;
 	__u32 status_seq;
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_wait) == 16);
 
 enum dxpu_dma_direction {
@@ -247,6 +254,7 @@ struct dxpu_dma_range {
 	__s32 status;
 	__u32 reserved;
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_dma_range) == 32);
 #define DXPU_DMA_MAX_BYTES	(2 * 1024 * 1024)
 #define DXPU_DMA_MAX_RANGES	64
@@ -262,6 +270,7 @@ struct dxpu_dma {
 	__u32 count;
 	__u64 ranges;
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_dma) == 16);
 
 enum dxpu_atomic_op {
@@ -293,6 +302,7 @@ struct dxpu_atomic {
 	__u64 compare;
 	__u64 old;
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_atomic) == 48);
 
 /**
@@ -310,6 +320,7 @@ struct dxpu_config_update {
 	__u32 reserved;
 	__u8 data[8];
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_config_update) == 24);
 
 enum dxpu_port_state {
@@ -383,6 +394,7 @@ struct dxpu_port_status {
 	__u64 plugs;
 	__u64 counters[32];
 };
+
 DXPU_ASSERT(sizeof(struct dxpu_port_status) == 328);
 DXPU_ASSERT(DXPU_COUNTERS <= 32);
 

@@ -49,7 +49,8 @@ uint32_t milliseconds(absl::Duration duration) {
 thread_local const KernelRings* serving_rings = nullptr;
 
 void answer(KernelRings& rings, uint64_t id, Outcome outcome, std::span<const std::byte> data) {
-  rings.complete(id, static_cast<uint16_t>(outcome), outcome == Outcome::kSuccess ? data : std::span<const std::byte>());
+  rings.complete(id, static_cast<uint16_t>(outcome),
+                 outcome == Outcome::kSuccess ? data : std::span<const std::byte>());
   if (serving_rings != &rings) (void)rings.run(DXPU_IOC_COMPLETE, 0ul);
 }
 
@@ -163,7 +164,8 @@ absl::Status KernelAttach::plug(function::Function& function) {
       return absl::FailedPreconditionError(absl::StrCat("port ", port_, " is not empty"));
     case ENOSPC:
       return absl::InvalidArgumentError(
-          absl::StrCat("port ", port_, ": the function's BARs do not fit its windows: load dxpu.ko with larger pref_mib or mem_mib"));
+          absl::StrCat("port ", port_,
+                       ": the function's BARs do not fit its windows: load dxpu.ko with larger pref_mib or mem_mib"));
     case EINVAL:
       return absl::InvalidArgumentError(
           absl::StrCat("port ", port_, ": the function's configuration space is not that of one PCI Express endpoint"));
@@ -200,7 +202,10 @@ PortStatus KernelAttach::status() const {
   now.size = sizeof now;
   now.port = port_;
   if (const int error = rings_->run(DXPU_IOC_PORT_STATUS, &now); error < 0) {
-    return {.state = PortState::kEmpty, .bus_address = "", .holder = "", .detail = absl::StrCat("no status: ", std::strerror(-error))};
+    return {.state = PortState::kEmpty,
+            .bus_address = "",
+            .holder = "",
+            .detail = absl::StrCat("no status: ", std::strerror(-error))};
   }
   PortStatus status;
   status.state = static_cast<PortState>(now.state);
@@ -208,9 +213,11 @@ PortStatus KernelAttach::status() const {
     status.bus_address = absl::StrFormat("%04x:%02x:%02x.%u", now.domain, now.bus, now.devfn >> 3, now.devfn & 7);
   }
   if (now.holder_pid != 0) {
-    status.holder = absl::StrCat("pid ", now.holder_pid, " (", std::string(now.holder, ::strnlen(now.holder, sizeof now.holder)), ")");
+    status.holder = absl::StrCat("pid ", now.holder_pid, " (",
+                                 std::string(now.holder, ::strnlen(now.holder, sizeof now.holder)), ")");
   }
-  if (now.error != 0) status.detail = absl::StrCat("dxpu-vfio did not take it: ", std::strerror(-now.error), "; see dmesg");
+  if (now.error != 0)
+    status.detail = absl::StrCat("dxpu-vfio did not take it: ", std::strerror(-now.error), "; see dmesg");
   return status;
 }
 
@@ -240,8 +247,8 @@ absl::Status KernelAttach::wait_for(PortState state, absl::Duration deadline) co
     if (now.state == state) return absl::OkStatus();
     if (changes_ != changes) continue;
     if (!condition_.wait_until(lock, absl::ToChronoTime(until), [&] { return changes_ != changes; })) {
-      return absl::DeadlineExceededError(absl::StrCat("port ", port_, " is ", name_of(now.state), " and not ", name_of(state), " after ",
-                                                      absl::FormatDuration(deadline),
+      return absl::DeadlineExceededError(absl::StrCat("port ", port_, " is ", name_of(now.state), " and not ",
+                                                      name_of(state), " after ", absl::FormatDuration(deadline),
                                                       now.holder.empty() ? "" : absl::StrCat(", held by ", now.holder),
                                                       now.detail.empty() ? "" : absl::StrCat(": ", now.detail)));
     }
@@ -303,7 +310,8 @@ void KernelAttach::serve() {
           case DXPU_REQ_MMIO_READ: {
             rings_->consume(*request);
             request.reset();
-            // Alone, this thread may wait for the answer itself, which saves a switch; with others behind it, it must not.
+            // Alone, this thread may wait for the answer itself, which saves a switch; with others behind it, it must
+            // not.
             if (plugged->blocking != nullptr && rings_->empty()) {
               data.resize(head.length);
               const Outcome outcome = plugged->blocking->bar_read_wait(head.bar, head.offset, data);
@@ -333,9 +341,10 @@ void KernelAttach::serve() {
   }
 }
 
-// VPD is read through registers that the function changes on its own: after each write they are read back into the kernel's
-// shadow, so that the kernel's polling sees the flag flip and the data arrive.
-void KernelAttach::config_write(const std::shared_ptr<Plugged>& plugged, uint32_t offset, unsigned size, uint32_t value) {
+// VPD is read through registers that the function changes on its own: after each write they are read back into the
+// kernel's shadow, so that the kernel's polling sees the flag flip and the data arrive.
+void KernelAttach::config_write(const std::shared_ptr<Plugged>& plugged, uint32_t offset, unsigned size,
+                                uint32_t value) {
   const uint32_t vpd = plugged->vpd;
   if (vpd == 0 || offset + size <= vpd || offset >= vpd + 8) {
     plugged->function.config_write(offset, size, value, [](Outcome) {});
@@ -386,9 +395,11 @@ bool KernelAttach::copy(uint64_t address, std::byte* data, size_t bytes, bool to
     if (rings_->run(DXPU_IOC_DMA, &dma) < 0) return false;
     for (uint32_t i = 0; i < count; ++i) {
       if (ranges[i].status == 0) continue;
-      if (ranges[i].status == -ENOMEM) {
-        spdlog::warn("attach=kernel port={} dma iova={:#x} refused: RLIMIT_MEMLOCK of the program that holds the function is too low",
-                     port_, ranges[i].iova);
+      if (ranges[i].status == -ENOMEM && !told_memlock_.exchange(true)) {
+        spdlog::warn(
+            "attach=kernel port={} dma iova={:#x} refused: RLIMIT_MEMLOCK of the program that holds the function is "
+            "too low",
+            port_, ranges[i].iova);
       }
       return false;
     }
@@ -404,8 +415,8 @@ void KernelAttach::dma_write(uint64_t address, std::span<const std::byte> data) 
   if (!copy(address, const_cast<std::byte*>(data.data()), data.size(), true)) ++dma_writes_lost_;
 }
 
-void KernelAttach::dma_atomic(function::AtomicOp op, uint64_t address, unsigned width, uint64_t operand, uint64_t compare,
-                              function::ReadDone done) {
+void KernelAttach::dma_atomic(function::AtomicOp op, uint64_t address, unsigned width, uint64_t operand,
+                              uint64_t compare, function::ReadDone done) {
   dxpu_atomic atomic = {.size = sizeof atomic,
                         .op = static_cast<uint32_t>(op),
                         .iova = address,
@@ -420,6 +431,8 @@ void KernelAttach::dma_atomic(function::AtomicOp op, uint64_t address, unsigned 
   done(Outcome::kSuccess, std::span(old).first(width));
 }
 
-void KernelAttach::raise_msix(unsigned vector) { (void)rings_->run(DXPU_IOC_RAISE_MSIX, static_cast<unsigned long>(vector)); }
+void KernelAttach::raise_msix(unsigned vector) {
+  (void)rings_->run(DXPU_IOC_RAISE_MSIX, static_cast<unsigned long>(vector));
+}
 
 }  // namespace dxpu::attach

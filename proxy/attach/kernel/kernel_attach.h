@@ -5,12 +5,12 @@
 //   (*port)->plug(function);                    // status() goes to kAttached once the kernel shows it
 //   (*port)->unplug("detached");                // the function is not used any more; status() goes to kEmpty later
 //
-// What this is: the user end of /dev/dxpu (docs/kernel-abi.md). One thread serves the port's ring; a slow read of one port
-// delays no other port. What it is not: it never loads the module and never unbinds anything.
+// What this is: the user end of /dev/dxpu (docs/kernel-abi.md). One thread serves the port's ring; a slow read of one
+// port delays no other port. What it is not: it never loads the module and never unbinds anything.
 //
 // Threads: thread-safe. plug(), unplug() and destruction must not be called from a status callback or a continuation.
-// Dropping a KernelAttach, or dying, is surprise removal: the kernel's port stays and another KernelAttach can claim it.
-// Errors name the device or the port, and what to do.
+// Dropping a KernelAttach, or dying, is surprise removal: the kernel's port stays and another KernelAttach can claim
+// it. Errors name the device or the port, and what to do.
 #pragma once
 
 #include <atomic>
@@ -32,8 +32,8 @@ class KernelRings;
 
 struct KernelOptions {
   std::string device = "/dev/dxpu";
-  // The kernel answers a read with all ones after it. Longer than the function's own deadline, so that the reason is known
-  // here first.
+  // The kernel answers a read with all ones after it. Longer than the function's own deadline, so that the reason is
+  // known here first.
   absl::Duration read_deadline = absl::Seconds(1);
   // A posted write that finds no room for so long removes the function: this process hangs.
   absl::Duration write_deadline = absl::Seconds(5);
@@ -48,13 +48,13 @@ struct KernelStats {
   uint64_t error_completions = 0;
   uint64_t dma_reads = 0, dma_writes = 0, dma_refused = 0, dma_unmaps = 0;
   uint64_t interrupts = 0, interrupts_dropped = 0;
-  uint64_t dma_writes_lost = 0;   // posted writes that hit nothing mapped
+  uint64_t dma_writes_lost = 0;  // posted writes that hit nothing mapped
 };
 
 class KernelAttach final : public AttachPoint {
  public:
-  // Claims `port`. NOT_FOUND: no /dev/dxpu (the module is not loaded). PERMISSION_DENIED. FAILED_PRECONDITION: module of
-  // another version, or another process serves the port. OUT_OF_RANGE: no such port.
+  // Claims `port`. NOT_FOUND: no /dev/dxpu (the module is not loaded). PERMISSION_DENIED. FAILED_PRECONDITION: module
+  // of another version, or another process serves the port. OUT_OF_RANGE: no such port.
   static absl::StatusOr<std::unique_ptr<KernelAttach>> open(unsigned port, const KernelOptions& options = {});
   // How many ports the loaded module has.
   static absl::StatusOr<unsigned> port_count(const std::string& device = "/dev/dxpu");
@@ -100,8 +100,9 @@ class KernelAttach final : public AttachPoint {
   std::shared_ptr<Plugged> plugged_;           // guarded by mutex_; nullptr: nothing plugged, or not any more
   uint64_t drains_ = 0, changes_ = 0;          // guarded by mutex_
   std::mutex callback_mutex_;
-  absl::AnyInvocable<void()> changed_;         // guarded by callback_mutex_
+  absl::AnyInvocable<void()> changed_;  // guarded by callback_mutex_
   std::atomic<uint64_t> dma_writes_lost_{0};
+  std::atomic<bool> told_memlock_{false};  // once is enough
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };

@@ -46,9 +46,9 @@ absl::StatusOr<std::shared_ptr<KernelRings>> KernelRings::open(const std::string
            .domain = 0};
   if (const int error = rings->run(DXPU_IOC_HELLO, &hello); error < 0) {
     if (error == -EPROTO) {
-      return absl::FailedPreconditionError(absl::StrCat(device, ": the loaded module speaks version ", hello.major, ".", hello.minor,
-                                                        ", this program ", DXPU_ABI_MAJOR, ".", DXPU_ABI_MINOR,
-                                                        ": load the module that was built with it"));
+      return absl::FailedPreconditionError(absl::StrCat(device, ": the loaded module speaks version ", hello.major, ".",
+                                                        hello.minor, ", this program ", DXPU_ABI_MAJOR, ".",
+                                                        DXPU_ABI_MINOR, ": load the module that was built with it"));
     }
     return base::errno_status(absl::StrCat(device, ": hello"), -error);
   }
@@ -57,8 +57,8 @@ absl::StatusOr<std::shared_ptr<KernelRings>> KernelRings::open(const std::string
 
 absl::Status KernelRings::claim(const dxpu_claim& claim) {
   if (claim.port >= hello_.ports) {
-    return absl::OutOfRangeError(absl::StrCat("port ", claim.port, ": the loaded module has ports 0 to ", hello_.ports - 1,
-                                              " (module parameter ports)"));
+    return absl::OutOfRangeError(absl::StrCat("port ", claim.port, ": the loaded module has ports 0 to ",
+                                              hello_.ports - 1, " (module parameter ports)"));
   }
   dxpu_claim argument = claim;
   if (const int error = run(DXPU_IOC_CLAIM, &argument); error < 0) {
@@ -78,6 +78,7 @@ absl::Status KernelRings::claim(const dxpu_claim& claim) {
 KernelRings::~KernelRings() { close(); }
 
 void KernelRings::close() {
+  std::unique_lock life(life_);
   std::lock_guard lock(mutex_);
   closed_ = true;
   if (map_ != nullptr) ::munmap(map_, DXPU_MAP_BYTES);
@@ -110,17 +111,19 @@ void KernelRings::consume(const Request& request) {
 
 void KernelRings::complete(uint64_t id, uint16_t status, std::span<const std::byte> data) {
   const uint32_t bytes = aligned(sizeof(dxpu_completion) + data.size());
+  std::shared_lock life(life_);
   std::lock_guard lock(mutex_);
   if (closed_) return;
   const uint32_t to_end = DXPU_CQ_BYTES - cq_tail_ % DXPU_CQ_BYTES;
   const uint32_t skip = to_end < bytes ? to_end : 0;
   // 64 requests of 4 KiB may be outstanding, a little more than the ring holds: then the kernel takes in what is there.
   if (cq_tail_ + skip + bytes - load(control()->cq_head) > DXPU_CQ_BYTES) {
-    (void)run(DXPU_IOC_COMPLETE, 0ul);
+    (void)run_alive(DXPU_IOC_COMPLETE, 0);
     if (cq_tail_ + skip + bytes - load(control()->cq_head) > DXPU_CQ_BYTES) return;
   }
   if (skip != 0) {
-    const dxpu_completion pad = {.bytes = skip, .status = DXPU_STATUS_PAD, .reserved0 = 0, .id = 0, .length = 0, .reserved1 = {}};
+    const dxpu_completion pad = {
+        .bytes = skip, .status = DXPU_STATUS_PAD, .reserved0 = 0, .id = 0, .length = 0, .reserved1 = {}};
     std::memcpy(at(DXPU_CQ_OFFSET + cq_tail_ % DXPU_CQ_BYTES), &pad, sizeof pad);
     cq_tail_ += skip;
   }
@@ -142,6 +145,12 @@ int KernelRings::run(unsigned long command, void* argument) const {
 }
 
 int KernelRings::run(unsigned long command, unsigned long argument) const {
+  std::shared_lock life(life_);
+  return run_alive(command, argument);
+}
+
+int KernelRings::run_alive(unsigned long command, unsigned long argument) const {
+  if (!fd_.valid()) return -EBADF;
   int result;
   do {
     result = ::ioctl(fd_.get(), command, argument);

@@ -1,7 +1,7 @@
 // The user end of one port's rings in /dev/dxpu: requests out, completions in. Knows records, not functions.
 //
-// Threads: peek() and consume() by one thread; complete(), run() and close() by any, at any time. After close() the port
-// is free for another process and every call does nothing.
+// Threads: peek() and consume() by one thread; complete(), run() and close() by any, at any time. After close() the
+// port is free for another process and every call does nothing.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <span>
 #include <string>
 
@@ -39,10 +40,11 @@ class KernelRings {
   void consume(const Request& request);
   bool empty() const;
 
-  // Answers a request; `data` is its length bytes on success, else empty. Taken in by the kernel at the next WAIT or COMPLETE.
+  // Answers a request; `data` is its length bytes on success, else empty. Taken in by the kernel at the next WAIT or
+  // COMPLETE.
   void complete(uint64_t id, uint16_t status, std::span<const std::byte> data);
 
-  // An ioctl; 0 up, or negative errno. -EINTR is retried.
+  // An ioctl; 0 up, or negative errno. -EINTR is retried. Not WAIT together with close(), which waits for it.
   int run(unsigned long command, void* argument) const;
   int run(unsigned long command, unsigned long argument) const;
 
@@ -50,9 +52,12 @@ class KernelRings {
 
  private:
   KernelRings() = default;
+  int run_alive(unsigned long command, unsigned long argument) const;  // with life_ held
   dxpu_control* control() const { return static_cast<dxpu_control*>(map_); }
   std::byte* at(size_t offset) const { return static_cast<std::byte*>(map_) + offset; }
 
+  // Held by every command, taken before mutex_: the descriptor must not become somebody else's under it.
+  mutable std::shared_mutex life_;
   base::UniqueFd fd_;
   dxpu_hello hello_{};
   void* map_ = nullptr;
