@@ -102,6 +102,18 @@ class Link : public std::enable_shared_from_this<Link> {
     absl::Duration at;
     std::function<void()> task;
   };
+  // Marks the thread as one that must not wait for this link.
+  class Inside {
+   public:
+    explicit Inside(const Link* link);
+    ~Inside();
+
+   private:
+    const Link* const before_;
+  };
+  // One receive takes at most this much: large enough that system calls do not count, small enough to stay in the
+  // cache.
+  static constexpr size_t kReceiveBytes = 256 * 1024;
   struct PendingReset {
     absl::Duration deadline;
     function::Done done;

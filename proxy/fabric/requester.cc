@@ -10,20 +10,6 @@ namespace {
 
 using function::Outcome;
 
-Outcome outcome_of(pcie::CplStatus status) {
-  switch (status) {
-    case pcie::CplStatus::kSuccess:
-      return Outcome::kSuccess;
-    case pcie::CplStatus::kUnsupportedRequest:
-      return Outcome::kUnsupportedRequest;
-    case pcie::CplStatus::kConfigRetry:
-      return Outcome::kConfigRetry;
-    case pcie::CplStatus::kCompleterAbort:
-      return Outcome::kCompleterAbort;
-  }
-  return Outcome::kCompleterAbort;
-}
-
 bool is_atomic(pcie::TlpType type) {
   return type == pcie::TlpType::kFetchAdd || type == pcie::TlpType::kSwap || type == pcie::TlpType::kCompareSwap;
 }

@@ -20,6 +20,32 @@ bool byte_enabled(const pcie::Tlp& request, uint32_t byte) {
 
 }  // namespace
 
+pcie::CplStatus status_of(function::Outcome outcome) {
+  switch (outcome) {
+    case function::Outcome::kSuccess:
+      return pcie::CplStatus::kSuccess;
+    case function::Outcome::kUnsupportedRequest:
+      return pcie::CplStatus::kUnsupportedRequest;
+    case function::Outcome::kConfigRetry:
+      return pcie::CplStatus::kConfigRetry;
+    default:
+      return pcie::CplStatus::kCompleterAbort;
+  }
+}
+
+function::Outcome outcome_of(pcie::CplStatus status) {
+  switch (status) {
+    case pcie::CplStatus::kSuccess:
+      return function::Outcome::kSuccess;
+    case pcie::CplStatus::kUnsupportedRequest:
+      return function::Outcome::kUnsupportedRequest;
+    case pcie::CplStatus::kConfigRetry:
+      return function::Outcome::kConfigRetry;
+    default:
+      return function::Outcome::kCompleterAbort;
+  }
+}
+
 absl::Status pack(const pcie::Tlp& tlp, uint32_t transaction, std::span<const std::byte> payload, Packet& packet) {
   std::byte* header = packet.head.data() + kEnvelopeBytes;
   absl::StatusOr<size_t> header_bytes =

@@ -9,9 +9,15 @@
 #include "absl/status/statusor.h"
 #include "proxy/fabric/frame.h"
 #include "proxy/fabric/send_queue.h"
+#include "proxy/function/function.h"
 #include "proxy/pcie/tlp.h"
 
 namespace dxpu::fabric {
+
+// Completion statuses and how requests end. What has no status of its own (a timeout behind us, …) is CA to the peer;
+// an unknown status is CA to us.
+pcie::CplStatus status_of(function::Outcome outcome);
+function::Outcome outcome_of(pcie::CplStatus status);
 
 // Envelope and TLP header of `tlp` into `packet`; `payload` is `tlp.length_dw` DWs in memory order for types with data,
 // else empty. Up to 16 bytes are copied, more are referenced and must live until the packet has left. tlp.payload is

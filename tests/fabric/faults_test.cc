@@ -167,7 +167,7 @@ TEST(Silence, KeepAliveLossEndsBothSides) {
   const absl::Time start = absl::Now();
   wire->set_deaf(true);
   ASSERT_TRUE(eventually([&] { return s.losses == 1 && s.box_ended == 1; }));
-  EXPECT_GE(absl::Now() - start, absl::Milliseconds(700));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(300));
   EXPECT_EQ(s.loss().code(), absl::StatusCode::kDeadlineExceeded) << s.loss();
   EXPECT_EQ(s.end().code(), absl::StatusCode::kDeadlineExceeded) << s.end();
 }
