@@ -129,6 +129,10 @@ void Reconciler::reconcile() {
       const AttachmentRecord old = *before;
       run([&](Changes& c) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return step_attachment(c, *c.attachment(id)); }, id);
       const AttachmentRecord* after = inventory_.attachment(id);
+      if (after == nullptr) {
+        // Every operation that names it, not only the last: a detach may have cut an attach short.
+        for (const auto& [op_id, op] : inventory_.operations()) dirty_operations_.insert(op_id);
+      }
       if (after == nullptr || !(*after == old)) {
         dirty_attachment(after == nullptr ? old : *after);
         for (const AttachmentRecord* beside : inventory_.attachments_of_host(old.host_id)) {
