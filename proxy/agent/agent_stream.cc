@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -22,6 +23,8 @@ constexpr size_t kMaxQueuedFacts = 64;
 constexpr size_t kMaxQueuedEvents = 1000;
 // Silence of a pool manager that has sent heartbeats on this stream, in heartbeats, after which the stream is given up.
 constexpr int kSilentHeartbeats = 5;
+// For one attempt to connect. Short, so that stop() never waits long and a fresh listener is found soon.
+constexpr absl::Duration kConnectPatience = absl::Seconds(1);
 // A pool manager names its own rhythm; within reason.
 constexpr absl::Duration kShortestHeartbeat = absl::Milliseconds(50);
 constexpr absl::Duration kLongestHeartbeat = absl::Minutes(1);
@@ -84,7 +87,7 @@ class Stream : public AgentStream {
   }
 
   void run();
-  std::string run_once(v1::AgentService::Stub& stub);
+  std::string run_once();
   void write_loop(Rpc& rpc, grpc::ClientContext& context);
   void take(const v1::ManagerMessage& message);
 
@@ -110,16 +113,6 @@ class Stream : public AgentStream {
 };
 
 void Stream::run() {
-  grpc::ChannelArguments arguments;
-  // The retry rhythm is ours: gRPC's own back-off would turn a short outage into minutes.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  auto channel = grpc::CreateCustomChannel(options_.pool_address, grpc::InsecureChannelCredentials(), arguments);
-  auto stub = v1::AgentService::NewStub(channel);
-
   absl::BitGen random;
   absl::Duration retry = options_.first_retry;
   for (uint64_t attempt = 1;; ++attempt) {
@@ -129,10 +122,10 @@ void Stream::run() {
       mutex_.Await(absl::Condition(&ready));
       if (stopping_) return;
     }
-    std::string reason = run_once(*stub);
+    std::string reason = run_once();
     absl::MutexLock lock(&mutex_);
     if (stopping_) return;
-    if (welcomed_) {
+    if (std::exchange(welcomed_, false)) {
       attempt = 1;
       retry = options_.first_retry;
     }
@@ -148,7 +141,16 @@ void Stream::run() {
   }
 }
 
-std::string Stream::run_once(v1::AgentService::Stub& stub) {
+std::string Stream::run_once() {
+  // A new channel each time: the retry rhythm is ours alone, and what a channel remembers of earlier failures (its own
+  // back-off, a half-done handshake with a server that died) has been seen to add many seconds to a short outage.
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  auto channel = grpc::CreateCustomChannel(options_.pool_address, grpc::InsecureChannelCredentials(), arguments);
+  const std::chrono::milliseconds patience(absl::ToInt64Milliseconds(kConnectPatience));
+  if (!channel->WaitForConnected(std::chrono::system_clock::now() + patience)) return "nobody answers there";
+  auto stub = v1::AgentService::NewStub(channel);
   grpc::ClientContext context;
   {
     absl::MutexLock lock(&mutex_);
@@ -161,7 +163,7 @@ std::string Stream::run_once(v1::AgentService::Stub& stub) {
     queue_latest();
     open_ = true;
   }
-  auto rpc = stub.Connect(&context);
+  auto rpc = stub->Connect(&context);
   std::thread writer([&] { write_loop(*rpc, context); });
   v1::ManagerMessage message;
   while (rpc->Read(&message)) take(message);

@@ -99,7 +99,8 @@ class BoxdImpl : public Boxd, public SlotWorld {
   void control_readable(uint32_t slot);
   void adopt_pid(uint32_t slot, int32_t pid);
   void forget_runner(uint32_t slot);
-  void end_worker(uint32_t slot, WorkerEnd end, const std::string& detail);
+  // By value: the runner that holds the detail is forgotten in here.
+  void end_worker(uint32_t slot, WorkerEnd end, std::string detail);
 
   void greet(std::unique_ptr<fabric::Transport> transport, const fabric::Hello& hello);
   void apply(const v1::BoxIntents& intents);
@@ -399,7 +400,7 @@ void BoxdImpl::child_exited(uint32_t slot) {
   end_worker(slot, WorkerEnd::kDied, describe(exit));
 }
 
-void BoxdImpl::end_worker(uint32_t slot, WorkerEnd end, const std::string& detail) {
+void BoxdImpl::end_worker(uint32_t slot, WorkerEnd end, std::string detail) {
   forget_runner(slot);
   ::unlink(path(slot, "sock").c_str());
   slots_[slot]->worker_ended(end, detail);
