@@ -130,9 +130,11 @@ absl::Status Reconciler::step_attaching(Changes& c, AttachmentRecord& a) {
     }
     if (a.state == AttachmentState::kPlugging && phase == v1::PORT_PHASE_ATTACHED) {
       a.bus_address = port->bus_address();
-      DXPU_RETURN_IF_ERROR(c.move(f, Lifecycle::kAttached,
-                                  absl::StrCat("host ", a.host_id, " port ", a.port, " shows it at ", a.bus_address)));
-      return c.move(a, AttachmentState::kAttached, absl::StrCat("host ", a.host_id, " shows it at ", a.bus_address));
+      // A direct attach point has no bus.
+      const std::string where = a.bus_address.empty() ? std::string() : absl::StrCat(" at ", a.bus_address);
+      DXPU_RETURN_IF_ERROR(
+          c.move(f, Lifecycle::kAttached, absl::StrCat("host ", a.host_id, " port ", a.port, " shows it", where)));
+      return c.move(a, AttachmentState::kAttached, absl::StrCat("host ", a.host_id, " shows it", where));
     }
   }
   if (late(a)) {
@@ -162,8 +164,8 @@ absl::Status Reconciler::step_attached(Changes& c, AttachmentRecord& a) {
     return absl::OkStatus();  // silence detaches nothing: the lease is between box and host
   }
   const bool host_ours = port->attachment_id() == a.id;
-  const HostLive& host = *host_live(a.host_id);
-  if (host_ours && port->wants_ticket() && (port->generation() == a.host_generation || host.acted(a.port) != nullptr)) {
+  // Of the newest generation it was offered only: an older one is still on its way to being replaced.
+  if (host_ours && port->wants_ticket() && port->generation() == a.host_generation) {
     absent_since_.erase(a.id);
     new_ticket(c, a, "the host opens a new session");
     return absl::OkStatus();
