@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
-#define DXPU_RETURN_IF_ERROR(expr)                            \
-  do {                                                        \
+#define DXPU_RETURN_IF_ERROR(expr)                                                   \
+  do {                                                                               \
     if (absl::Status dxpu_status_ = (expr); !dxpu_status_.ok()) return dxpu_status_; \
   } while (false)
 

@@ -1,11 +1,11 @@
 // A PCI function, and what it sees above itself.
 //
-// This is the one seam of dxpu: anything that implements Function plugs into any attach point, with or without a network
-// between. A RemoteFunction (proxy/fabric) is a Function whose other end is a session.
+// This is the one seam of dxpu: anything that implements Function plugs into any attach point, with or without a
+// network between. A RemoteFunction (proxy/fabric) is a Function whose other end is a session.
 //
-// Threads. Every method of Function and Upstream may be called from any thread, several at once; implementations lock for
-// themselves. No lock of the implementation is held while a continuation runs. A continuation runs exactly once, on any
-// thread, possibly before the call returns; it must not block.
+// Threads. Every method of Function and Upstream may be called from any thread, several at once; implementations lock
+// for themselves. No lock of the implementation is held while a continuation runs. A continuation runs exactly once, on
+// any thread, possibly before the call returns; it must not block.
 #pragma once
 
 #include <cstddef>
@@ -51,14 +51,15 @@ class Upstream {
  public:
   virtual ~Upstream() = default;
 
-  // Reads [address, address + out.size()) of host memory into `out`, which stays valid until `done` has run. Many may be
-  // outstanding. Anything not mapped for this function, in part or whole: kUnsupportedRequest, `out` undefined.
+  // Reads [address, address + out.size()) of host memory into `out`, which stays valid until `done` has run. Many may
+  // be outstanding. Anything not mapped for this function, in part or whole: kUnsupportedRequest, `out` undefined.
   virtual void dma_read(uint64_t address, std::span<std::byte> out, Done done) = 0;
-  // Posted: `data` is consumed before the call returns (which may wait for room, up to fast_io_fail), visible to the host
-  // before any later dma_write, raise_msix or bar_read answer of this function. Unmapped: dropped and counted.
+  // Posted: `data` is consumed before the call returns (which may wait for room, up to fast_io_fail), visible to the
+  // host before any later dma_write, raise_msix or bar_read answer of this function. Unmapped: dropped and counted.
   virtual void dma_write(uint64_t address, std::span<const std::byte> data) = 0;
   // Old value into `done`'s data. `width` 4 or 8 (16 for kCompareSwap is answered kUnsupportedRequest), little-endian.
-  virtual void dma_atomic(AtomicOp op, uint64_t address, unsigned width, uint64_t operand, uint64_t compare, ReadDone done) = 0;
+  virtual void dma_atomic(AtomicOp op, uint64_t address, unsigned width, uint64_t operand, uint64_t compare,
+                          ReadDone done) = 0;
   // A posted write like any other: never overtakes data.
   virtual void raise_msix(unsigned vector) = 0;
 };
@@ -75,8 +76,8 @@ class Function {
   virtual void config_write(uint32_t offset, unsigned size, uint32_t value, Done done) = 0;
   virtual void config_read(uint32_t offset, unsigned size, ReadDone done) = 0;
 
-  // length 1 … 4096, any alignment, within the BAR: else kUnsupportedRequest. May answer later; a read answers after every
-  // bar_write that was made before it.
+  // length 1 … 4096, any alignment, within the BAR: else kUnsupportedRequest. May answer later; a read answers after
+  // every bar_write that was made before it.
   virtual void bar_read(unsigned bar, uint64_t offset, uint32_t length, ReadDone done) = 0;
   // Posted, consumed before return, any length. Outside the BAR: dropped and counted.
   virtual void bar_write(unsigned bar, uint64_t offset, std::span<const std::byte> data) = 0;

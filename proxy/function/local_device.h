@@ -25,8 +25,10 @@ class LocalDevice {
   // device.
   virtual absl::Status bar_read(unsigned bar, uint64_t offset, std::span<std::byte> out) = 0;
   virtual absl::Status bar_write(unsigned bar, uint64_t offset, std::span<const std::byte> data) = 0;
-  // Lets the function reach [memory, memory + bytes) at [iova, iova + bytes). Page aligned. The memory stays the caller's.
-  virtual absl::Status map_dma(uint64_t iova, void* memory, uint64_t bytes, bool function_reads, bool function_writes) = 0;
+  // Lets the function reach [memory, memory + bytes) at [iova, iova + bytes). Page aligned. The memory stays the
+  // caller's.
+  virtual absl::Status map_dma(uint64_t iova, void* memory, uint64_t bytes, bool function_reads,
+                               bool function_writes) = 0;
   // After it returns the function reaches nothing there.
   virtual absl::Status unmap_dma(uint64_t iova, uint64_t bytes) = 0;
   // `eventfd` is signalled on each interrupt of `vector`; -1 disables. The descriptor stays the caller's.

@@ -1,7 +1,8 @@
-// dxpu-vfio-exercise: a user-space VFIO program on a GPU function. Ordinary VFIO calls through attach::VfioDevice; what it
-// does is proxy/gpu/driver/exercise.h, which also runs without any kernel.
+// dxpu-vfio-exercise: a user-space VFIO program on a GPU function. Ordinary VFIO calls through attach::VfioDevice; what
+// it does is proxy/gpu/driver/exercise.h, which also runs without any kernel.
 //
-// Exit status: 0 all as it should be, 1 something was not (one line says what), 2 usage, 3 the function could not be opened.
+// Exit status: 0 all as it should be, 1 something was not (one line says what), 2 usage, 3 the function could not be
+// opened.
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
@@ -36,8 +37,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   app.add_flag("--push", push, "Commands through the BAR aperture instead of a ring in host memory");
-  auto* write = app.add_option("--pattern", pattern, "write: only leave a pattern in device memory; check: only look for it")
-                    ->check(CLI::IsMember({"write", "check"}));
+  auto* write =
+      app.add_option("--pattern", pattern, "write: only leave a pattern in device memory; check: only look for it")
+          ->check(CLI::IsMember({"write", "check"}));
   app.add_option("--seed", seed, "Seed of data and pattern")->capture_default_str();
   app.add_option("--hold", hold_seconds, "Only keep it open until it goes away, at most this many seconds")
       ->check(CLI::PositiveNumber)
@@ -69,7 +71,8 @@ int main(int argc, char** argv) {
     auto found = dxpu::gpu::find_pattern(**device, seed);
     if (!found.ok()) return fail(found.status());
     std::printf("pattern looked for in %llu bytes: %llu bytes of it found, %llu bytes not zero\n",
-                static_cast<unsigned long long>(found->bytes_looked), static_cast<unsigned long long>(found->bytes_found),
+                static_cast<unsigned long long>(found->bytes_looked),
+                static_cast<unsigned long long>(found->bytes_found),
                 static_cast<unsigned long long>(found->bytes_nonzero));
     return 0;
   }
