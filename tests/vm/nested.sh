@@ -41,12 +41,15 @@ case $verb in
     ;;
   run)
     [ -s "$dir/nested-kernel" ] || vm_die "no $dir/nested-kernel: nested.sh prepare makes it, outside the VM"
+    # QEMU maps these files; over 9p each page of them would be a request of its own. In memory they are read once, in large pieces.
+    near=$(mktemp -d "${TMPDIR:-/tmp}/dxpu-nested.XXXXXX") || exit 125
+    trap 'rm -rf "$near"' EXIT
+    cp "$dir/nested-kernel" "$dir/nested-initramfs" "$near/" || vm_die "no room for the guest's kernel in $near"
+    dir=$near said=$near/said
     guest_command
-    said=$(mktemp "${TMPDIR:-/tmp}/dxpu-nested.XXXXXX") || exit 125
     timeout -k 5 "$seconds" "${command[@]}" 2>&1 </dev/null | tr -d '\r' | tee "$said"
     ended=${PIPESTATUS[0]}
     status=$(sed -n 's/^NESTED-RC=//p' "$said")
-    rm -f "$said"
     [ -z "$status" ] || exit "$status"
     [ "$ended" -ne 124 ] || { echo "nested: no answer after $seconds s" >&2 && exit 124; }
     vm_die "the guest ended without a word (QEMU's exit status: $ended)"
