@@ -20,7 +20,8 @@ seconds=240
 
 # One CPU and no ACPI tables to interpret: every instruction here is emulated twice.
 guest_command() {
-  command=($vm_qemu -M q35,vmport=off,smbus=off,sata=off,usb=off -accel tcg,tb-size=256 -cpu "$vm_cpu" -smp 1 -m 256
+  # shellcheck disable=SC2054
+  command=("$vm_qemu" -M q35,vmport=off,smbus=off,sata=off,usb=off -accel tcg,tb-size=256 -cpu "$vm_cpu" -smp 1 -m 256
     -nodefaults -display none -no-reboot -serial stdio
     -device pcie-root-port,id=port1,chassis=1 -device "vfio-pci,host=$what,bus=port1"
     -kernel "$dir/nested-kernel" -initrd "$dir/nested-initramfs"
