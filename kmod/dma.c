@@ -131,12 +131,13 @@ static bool fenced(struct dxpu_port *port, unsigned long first, unsigned long la
 	return false;
 }
 
-/* An entry of the cache carries which direction it was asked for. */
-#define TAG_WRITE 1UL
-
-static void *tag_page(struct page *page, bool write)
+/*
+ * An entry of the cache carries the directions the mapping has been asked for, as tag 0 (the function reads), 1 (it
+ * writes) or 3 (both): what was pinned for one is not usable for the other.
+ */
+static void *tag_page(struct page *page, int prot)
 {
-	return xa_tag_pointer(page, write ? TAG_WRITE : 0);
+	return xa_tag_pointer(page, prot == IOMMU_READ ? 0 : prot == IOMMU_WRITE ? 1 : 3);
 }
 
 static struct page *page_of(void *entry)
@@ -144,9 +145,20 @@ static struct page *page_of(void *entry)
 	return xa_untag_pointer(entry);
 }
 
-static bool usable(void *entry, bool write)
+static int prot_of(void *entry)
 {
-	return entry && (!write || xa_pointer_tag(entry) == TAG_WRITE);
+	switch (xa_pointer_tag(entry)) {
+	case 0:
+		return IOMMU_READ;
+	case 1:
+		return IOMMU_WRITE;
+	}
+	return IOMMU_READ | IOMMU_WRITE;
+}
+
+static bool usable(void *entry, int prot)
+{
+	return entry && (prot_of(entry) & prot) == prot;
 }
 
 static int errno_of_pin(int error)
@@ -156,9 +168,8 @@ static int errno_of_pin(int error)
 }
 
 /* Pins [at, at + count), none of which is in the cache. */
-static int pin_run(struct dxpu_port *port, unsigned long at, unsigned int count, bool write, struct page **pages)
+static int pin_run(struct dxpu_port *port, unsigned long at, unsigned int count, int prot, struct page **pages)
 {
-	int prot = write ? IOMMU_WRITE : IOMMU_READ;
 	unsigned int i;
 	int ret;
 
@@ -166,7 +177,7 @@ static int pin_run(struct dxpu_port *port, unsigned long at, unsigned int count,
 	if (ret < 0)
 		return errno_of_pin(ret);
 	for (i = 0; i < count; i++) {
-		void *old = xa_store(&port->pages, at + i, tag_page(pages[i], write), GFP_KERNEL_ACCOUNT);
+		void *old = xa_store(&port->pages, at + i, tag_page(pages[i], prot), GFP_KERNEL_ACCOUNT);
 
 		if (xa_is_err(old)) {
 			/* What is in the cache is let go with it; the rest here. */
@@ -181,26 +192,26 @@ static int pin_run(struct dxpu_port *port, unsigned long at, unsigned int count,
 }
 
 /* The common case: all of it was used before. */
-static bool is_cached(struct dxpu_port *port, unsigned long first, unsigned long last, bool write)
+static bool is_cached(struct dxpu_port *port, unsigned long first, unsigned long last, int prot)
 {
 	unsigned long at;
 
 	down_read(&port->dma_sem);
 	for (at = first; at <= last; at++)
-		if (!usable(xa_load(&port->pages, at), write))
+		if (!usable(xa_load(&port->pages, at), prot))
 			break;
 	up_read(&port->dma_sem);
 	return at > last;
 }
 
-/* Makes sure that all of [first, last] is in the cache, for that direction. -EAGAIN: fenced. */
-static int pin_range(struct dxpu_port *port, unsigned long first, unsigned long last, bool write)
+/* Makes sure that all of [first, last] is in the cache, for those directions. -EAGAIN: fenced. */
+static int pin_range(struct dxpu_port *port, unsigned long first, unsigned long last, int prot)
 {
 	struct page **pages;
 	unsigned long at = first;
 	int ret = 0;
 
-	if (is_cached(port, first, last, write))
+	if (is_cached(port, first, last, prot))
 		return 0;
 	pages = kmalloc_array(VFIO_PIN_PAGES_MAX_ENTRIES, sizeof(*pages), GFP_KERNEL_ACCOUNT);
 	if (!pages)
@@ -219,17 +230,20 @@ static int pin_range(struct dxpu_port *port, unsigned long first, unsigned long 
 	while (at <= last && !ret) {
 		void *entry = xa_load(&port->pages, at);
 		unsigned int count = 1;
+		int need = prot;
 
-		if (usable(entry, write)) {
+		if (usable(entry, prot)) {
 			at++;
 			continue;
 		}
-		/* Pinned for reading only: again, for both. */
-		if (entry)
+		/* Pinned for the other direction: again, for both, which the mapping may refuse. */
+		if (entry) {
+			need |= prot_of(entry);
 			unpin_range(port, at, at);
+		}
 		while (at + count <= last && count < VFIO_PIN_PAGES_MAX_ENTRIES && !xa_load(&port->pages, at + count))
 			count++;
-		ret = pin_run(port, at, count, write, pages);
+		ret = pin_run(port, at, count, need, pages);
 		at += count;
 	}
 unlock:
@@ -278,6 +292,7 @@ static unsigned long copy_in_page(void *kernel, void __user *user, size_t bytes,
 /* One piece that lies in one page. -ENXIO: the page has left the cache. -EFAULT: faulting in did not help. */
 static int copy_piece(struct dxpu_port *port, u64 iova, char __user *user, size_t bytes, bool write)
 {
+	int prot = write ? IOMMU_WRITE : IOMMU_READ;
 	unsigned long left;
 	unsigned int tries;
 	void *entry;
@@ -285,7 +300,7 @@ static int copy_piece(struct dxpu_port *port, u64 iova, char __user *user, size_
 	for (tries = 0; tries < MAX_TRIES; tries++) {
 		down_read(&port->dma_sem);
 		entry = xa_load(&port->pages, iova >> PAGE_SHIFT);
-		if (!usable(entry, write)) {
+		if (!usable(entry, prot)) {
 			up_read(&port->dma_sem);
 			return -ENXIO;
 		}
@@ -380,25 +395,26 @@ static int copy_range(struct dxpu_port *port, const struct dxpu_dma_range *range
 	char __user *user = u64_to_user_ptr(range->buffer);
 	unsigned long first = range->iova >> PAGE_SHIFT;
 	unsigned long last = (range->iova + range->bytes - 1) >> PAGE_SHIFT;
+	int prot = write ? IOMMU_WRITE : IOMMU_READ;
 	u32 done, step;
 	int ret;
 
-	ret = pin_range(port, first, last, write);
+	ret = pin_range(port, first, last, prot);
 	if (ret == -ENOMEM) {
 		/* Over RLIMIT_MEMLOCK with all that is kept: once more with only this range. */
 		mutex_lock(&port->pin_mutex);
 		if (port->dma_dev)
 			unpin_range(port, 0, ULONG_MAX);
 		mutex_unlock(&port->pin_mutex);
-		ret = pin_range(port, first, last, write);
+		ret = pin_range(port, first, last, prot);
 	}
 	if (ret == -EAGAIN) {
 		ret = copy_bounced(port, range);
 		if (ret != -EPERM)
 			return ret;
-		/* vfio_dma_rw() wants a mapping that can be read, also to write. Such a one waits for the fence to fall. */
+		/* vfio_dma_rw() wants a mapping that can be read, also to write. Others wait for the fence to fall. */
 		schedule_timeout_killable(FENCE_JIFFIES + 1);
-		ret = pin_range(port, first, last, write);
+		ret = pin_range(port, first, last, prot);
 		if (ret == -EAGAIN)
 			ret = -ENXIO;
 	}
@@ -495,7 +511,7 @@ int dxpu_dma_atomic(struct dxpu_port *port, struct dxpu_atomic *atomic)
 		return -ENXIO;
 	}
 	for (tries = 0; tries < MAX_TRIES; tries++) {
-		ret = pin_range(port, pfn, pfn, true);
+		ret = pin_range(port, pfn, pfn, IOMMU_READ | IOMMU_WRITE);
 		if (ret == -EAGAIN) {
 			/* No atomic without a page; the fence lasts a moment. */
 			schedule_timeout_uninterruptible(FENCE_JIFFIES / MAX_TRIES * 2);
@@ -506,7 +522,7 @@ int dxpu_dma_atomic(struct dxpu_port *port, struct dxpu_atomic *atomic)
 		ret = -ENXIO;
 		down_read(&port->dma_sem);
 		entry = xa_load(&port->pages, pfn);
-		if (usable(entry, true)) {
+		if (usable(entry, IOMMU_READ | IOMMU_WRITE)) {
 			void *at = page_address(page_of(entry)) + offset_in_page(atomic->iova);
 
 			atomic->old = atomic->width == 4 ? atomic_32(at, atomic) : atomic_64(at, atomic);

@@ -139,7 +139,7 @@ TEST_F(Dma, UnmapIsHonoured) {
   EXPECT_TRUE(write(kIova, data)) << "right after an unmap, into memory that it may only write";
   EXPECT_TRUE(std::equal(data.begin(), data.end(), memory.data));
   std::vector<std::byte> out(8);
-  EXPECT_EQ(read(kIova, out), Outcome::kUnsupportedRequest);
+  EXPECT_EQ(read(kIova, out), Outcome::kUnsupportedRequest) << "pinned for writing is not mapped for reading";
 }
 
 TEST_F(Dma, BusMasterOff) {
