@@ -13,6 +13,10 @@ namespace dxpu::gpu {
 namespace {
 
 constexpr uint64_t kPage = 4096;
+// Command register of the configuration space.
+constexpr uint32_t kCommand = 0x04;
+constexpr uint16_t kMemoryEnable = 0x2;
+constexpr uint16_t kBusMaster = 0x4;
 
 }  // namespace
 
@@ -32,6 +36,11 @@ absl::Status Driver::read_info() {
     return absl::FailedPreconditionError(absl::StrCat("not a dxpu GPU function: ", absl::Hex(ids[0], absl::kZeroPad4),
                                                       ":", absl::Hex(ids[1], absl::kZeroPad4)));
   }
+  // As any driver does first: the function may decode its BARs and do DMA. VFIO leaves both off.
+  uint16_t command = 0;
+  DXPU_RETURN_IF_ERROR(device_.config_read(kCommand, std::as_writable_bytes(std::span(&command, 1))));
+  command |= kMemoryEnable | kBusMaster;
+  DXPU_RETURN_IF_ERROR(device_.config_write(kCommand, std::as_bytes(std::span(&command, 1))));
   DXPU_ASSIGN_OR_RETURN(const uint32_t magic, read32(DXGPU_REG_MAGIC));
   if (magic == 0xffffffff)
     return absl::UnavailableError("the function does not answer: its registers read as all ones");
