@@ -343,9 +343,10 @@ absl::Status Reconciler::step_giving_back(Changes& c, AttachmentRecord& a) {
                                              : absl::StrCat("box ", a.box_id, " never served it to ", a.host_id)));
   }
   if (phase == v1::SLOT_PHASE_VALIDATING) return absl::OkStatus();
-  f.attachment_id.clear();
+  // The last event of the attachment's history too: it is the proof that nothing of it survives.
   DXPU_RETURN_IF_ERROR(c.move(f, Lifecycle::kFree,
                               detail_of(absl::StrCat("box ", a.box_id, " says it is clean and idle"), slot->detail())));
+  f.attachment_id.clear();
   c.set_condition(f, Condition::kUnhealthy, false, "validated");
   f.generation = std::max(f.generation, a.generation);
   a.box_released = true;

@@ -1,6 +1,8 @@
 // Detach: graceful, refused, forced, without the host, with a holder that never closes.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "fake_pool.h"
 
 namespace dxpu::poolmgr {
@@ -44,6 +46,12 @@ TEST_F(DetachTest, TheWholeLife) {
                           "SCRUBBING → VALIDATING", "VALIDATING → FREE"));
   EXPECT_THAT(tail(id, 4), ElementsAre("ATTACHED → QUIESCING", "QUIESCING → UNPLUGGING", "UNPLUGGING → UNLINKING",
                                        "UNLINKING → ENDED"));
+  // Who asks for the attachment's events sees the proof that nothing of it survives.
+  absl::StatusOr<std::vector<EventRecord>> events = pool.store->events(0, id, 1'000);
+  ASSERT_TRUE(events.ok()) << events.status();
+  EXPECT_EQ(std::count_if(events->begin(), events->end(),
+                          [](const EventRecord& e) { return e.message.starts_with("VALIDATING → FREE"); }),
+            1);
   absl::StatusOr<v1::DetachResponse> again = pool.try_detach(id);
   EXPECT_EQ(again.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(pool.try_detach("att-none").status().code(), absl::StatusCode::kNotFound);
