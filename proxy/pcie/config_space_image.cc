@@ -197,7 +197,8 @@ absl::StatusOr<ConfigSpace> ConfigSpace::from_image(std::span<const std::byte> b
   const auto clear = [&space](uint32_t offset, unsigned size) {
     store(space.initial_, offset, size, load(space.initial_, offset, size) & ~load(space.mask_, offset, size));
   };
-  clear(kRegCommand, 2);
+  // Every command bit resets to zero, whatever a hostile mask says of it.
+  store(space.initial_, kRegCommand, 2, 0);
   for (unsigned i = 0; i < kBarCount; ++i) clear(kRegBar0 + 4 * i, 4);
   if (const auto at = space.find_capability(kCapMsix)) clear(*at + kMsixControl, 2);
   return space;

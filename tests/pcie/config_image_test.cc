@@ -64,6 +64,18 @@ TEST(ConfigImage, ResetClearsWhatTheImageHadProgrammed) {
   EXPECT_TRUE(std::equal(copy->bytes().begin(), copy->bytes().end(), pristine.bytes().begin()));
 }
 
+// Found by fuzzing: a command register that claims to be read-only and on.
+TEST(ConfigImage, ResetClearsACommandThatItsMaskProtects) {
+  Image image(*ConfigSpace::build(full_description()));
+  image.bytes[0x04] = std::byte{0x06};
+  image.mask[0x04] = std::byte{0};
+  auto space = image.load();
+  ASSERT_TRUE(space.ok()) << space.status();
+  EXPECT_TRUE(space->memory_enabled());
+  space->reset();
+  EXPECT_FALSE(space->memory_enabled());
+}
+
 TEST(ConfigImage, WithoutVpdDataReadsEndAndAreAllOnes) {
   auto copy = Image(*ConfigSpace::build(full_description())).load();
   ASSERT_TRUE(copy.ok()) << copy.status();
